@@ -1,0 +1,102 @@
+"""Time, timers, identifiers and randomness: the only module that reads them from the system.
+
+Everything else gets an ``Effects`` by argument, so that a test can run thirty days in
+milliseconds and the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Timer(Protocol):
+    """A callback that has been asked for and can be taken back."""
+
+    def cancel(self) -> None:
+        """Do not run the callback; no effect when it ran already."""
+        ...
+
+
+class Effects(Protocol):
+    """What the engine may know and ask of the world outside."""
+
+    def now_ms(self) -> int:
+        """Wall-clock time in milliseconds since 1970, UTC."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """A clock for durations that no one can set."""
+        ...
+
+    def call_at(self, at_ms: int, callback: Callable[[], None]) -> Timer:
+        """Run *callback* on the running loop, not before wall-clock time *at_ms*."""
+        ...
+
+    def key(self) -> int:
+        """A random positive 63-bit integer, for rows that several processes create."""
+        ...
+
+    def nonce(self) -> str:
+        """32 random hexadecimal digits."""
+        ...
+
+    def random(self) -> float:
+        """A number in [0, 1), for jitter."""
+        ...
+
+
+class _WallTimer:
+    """A timer by the wall clock on a loop that only knows the monotonic one.
+
+    A single ``call_later`` would fire an hour late after the clock was set an hour
+    forward, and early after it was set back; so it looks again at least this often.
+    """
+
+    LOOK_AGAIN_S = 0.5
+
+    def __init__(self, at_ms: int, callback: Callable[[], None]) -> None:
+        self._at_ms = at_ms
+        self._callback = callback
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._arm()
+
+    def _arm(self) -> asyncio.TimerHandle:
+        # Rounded up by a millisecond: the loop may fire within its clock's resolution of the asked time.
+        remaining_s = (self._at_ms - time.time_ns() // 1_000_000 + 1) / 1000
+        return self._loop.call_later(max(0.0, min(remaining_s, self.LOOK_AGAIN_S)), self._look)
+
+    def _look(self) -> None:
+        if time.time_ns() // 1_000_000 >= self._at_ms:
+            self._callback()
+        else:
+            self._handle = self._arm()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
+class SystemEffects:
+    """The real clock and the operating system's randomness."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, at_ms: int, callback: Callable[[], None]) -> Timer:
+        return _WallTimer(at_ms, callback)
+
+    def key(self) -> int:
+        return secrets.randbits(62) + 1
+
+    def nonce(self) -> str:
+        return secrets.token_hex(16)
+
+    def random(self) -> float:
+        return random.random()
