@@ -1,0 +1,99 @@
+"""Errors to records and back.
+
+An error raised into ``execute()`` is always rebuilt from its record, on the first execution too: otherwise the first
+run could tell a class or an attribute apart that a replay does not have, and take another branch.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any, NamedTuple
+
+from workerflow.codec import clean_text, dump_json, is_exact_json, load_json
+from workerflow.errors import RecordedError
+
+TRACEBACK_CHARACTERS_MAX = 20_000
+MESSAGE_CHARACTERS_MAX = 20_000
+
+
+class Failure(NamedTuple):
+    """What is stored of an error. ``detail`` is JSON text."""
+
+    name: str | None
+    message: str
+    detail: str | None
+
+
+INTERRUPTED = Failure(
+    None, "the attempt was interrupted: its process ended before the outcome was durably recorded", None
+)
+ABANDONED = Failure(None, "abandoned: the workflow no longer waits for this step", None)
+CANCELLED = Failure(None, "cancelled with its workflow", None)
+STOPPED = Failure(None, "stopped with its engine; the attempt does not count", None)
+
+
+def describe(error: BaseException) -> Failure:
+    """The record of *error*: its class name, ``Class: text``, and what is needed to make it again."""
+    name = clean_text(type(error).__name__)
+    message = f"{name}: {clean_text(_text(error))}"[:MESSAGE_CHARACTERS_MAX]
+    state = getattr(error, "__dict__", {})
+    detail = {"type": f"{type(error).__module__}:{type(error).__qualname__}", "traceback": format_traceback(error)}
+    if is_exact_json(list(error.args)) and is_exact_json(state):
+        detail |= {"args": list(error.args), "state": dict(state)}
+    elif is_exact_json(getattr(error, "data", None)):
+        detail |= {"state": {"data": getattr(error, "data", None)}}
+    return Failure(name, message, dump_json(detail))
+
+
+def rebuild(failure: Failure) -> BaseException:
+    """An error equal to the recorded one in class, text and attributes; a RecordedError if that cannot be made."""
+    detail = {} if failure.detail is None else load_json(failure.detail)
+    name = failure.name or "Error"
+    text = failure.message.removeprefix(f"{name}: ")
+    cls = _find(detail.get("type", ":"))
+    if cls is not None and "args" in detail:
+        try:
+            error = cls.__new__(cls, *detail["args"])
+            error.args = tuple(detail["args"])
+            error.__dict__.update(detail["state"])
+            if clean_text(_text(error))[:MESSAGE_CHARACTERS_MAX].startswith(text[:1000]):
+                return error
+        except Exception:  # A foreign class may refuse in any way; the record below serves every one of them.
+            pass
+    return RecordedError(name, text, detail.get("state", {}).get("data"))
+
+
+def error_data(detail: str | None) -> Any:
+    """The ``data`` of a recorded error, or None."""
+    return None if detail is None else load_json(detail).get("state", {}).get("data")
+
+
+def error_traceback(detail: str | None) -> str:
+    """The traceback text of a recorded error, or an empty string."""
+    return "" if detail is None else str(load_json(detail).get("traceback", ""))
+
+
+def format_traceback(error: BaseException) -> str:
+    """The traceback of *error* as text, the middle left out when it is very long."""
+    try:
+        text = clean_text("".join(traceback.format_exception(error)))
+    except Exception:  # Errors whose own __str__ raises must still be recorded.
+        return f"(no traceback: {type(error).__name__} cannot be formatted)"
+    half = TRACEBACK_CHARACTERS_MAX // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n…\n{text[-half:]}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # The same: a broken __str__ is the author's, the record is ours.
+        return f"({type(error).__name__} whose text cannot be made)"
+
+
+def _find(path: str) -> type[BaseException] | None:
+    module_name, _, qualified_name = path.partition(":")
+    found: Any = sys.modules.get(module_name)
+    for part in qualified_name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None

@@ -1,0 +1,298 @@
+"""Instance: one workflow's life in memory. Commands, events and outcomes go in; rows and effects come out.
+
+Every verb appends its rows to the current batch in one synchronous call. Effects go through the Host, which holds them
+back until the batch is durable. The body is driven only by ``pump``, which the Host calls from a plain callback of the
+application's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from workerflow.core.deadlines import Deadlines
+from workerflow.core.execution import Execution
+from workerflow.core.failure import CANCELLED, Failure
+from workerflow.core.journal import Inbound, Journal
+from workerflow.core.model import LEGAL_TRANSITIONS, TERMINAL, Status
+from workerflow.core.request import Request, Scope
+from workerflow.core.rows import Rows
+from workerflow.core.stepping import Stepping
+from workerflow.errors import InternalError, WorkflowStateError
+
+if TYPE_CHECKING:
+    from workerflow.definition import WorkflowDefinition
+
+
+class Host(Protocol):
+    """What an instance needs of the worker that has it in memory."""
+
+    rows: Rows
+    handles_max: int
+    recoveries_max: int
+    always_replay: bool
+    incarnation: int
+
+    def now_ms(self) -> int: ...
+    def random(self) -> float: ...
+    def new_context(self) -> contextvars.Context: ...
+    def ready(self, instance: Instance) -> None:
+        """Call ``pump`` soon, from a plain callback of the loop."""
+        ...
+
+    def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None:
+        """Call *effect* when everything appended so far is durable; never if it is refused."""
+        ...
+
+    def status_changed(self, instance: Instance, status: str) -> None: ...
+    def progressed(self, instance: Instance) -> None:
+        """The earliest deadline may have changed."""
+        ...
+
+    def has_free_place(self, instance: Instance, request: Request) -> bool:
+        """Whether the callback may start now; if not, ``pump`` is called when it may."""
+        ...
+
+    def start(self, instance: Instance, request: Request, scope: Scope) -> None:
+        """Start the callback when its attempt is durable."""
+        ...
+
+    def stop(self, scope: Scope) -> None:
+        """Cancel a callback, if it can be; its outcome is of no interest any more."""
+        ...
+
+    def take_mail(self, instance: Instance) -> bool:
+        """Apply what other processes sent; True if there was any. Guards the batch against mail that comes later."""
+        ...
+
+    def finish_later(self, instance: Instance) -> None:
+        """Call ``finish`` when the cancelled callbacks have ended, or their time is up."""
+        ...
+
+    def discard_body(self, execution: Execution) -> None:
+        """Drop a dead body, from a plain callback of the loop."""
+        ...
+
+
+class Ending(NamedTuple):
+    """How ``execute()`` ended."""
+
+    status: Status
+    result_json: str | None = None
+    failure: Failure | None = None
+
+
+class Instance:
+    """One instance. ``definition`` is None when its class is not registered here."""
+
+    def __init__(
+        self,
+        host: Host,
+        key: int,
+        workflow: str,
+        instance_id: str,
+        nonce: str,
+        definition: type[WorkflowDefinition[Any, Any]] | None,
+        delivers_completion: bool = False,
+    ) -> None:
+        self.host = host
+        self.key = key
+        self.workflow = workflow
+        self.instance_id = instance_id
+        self.nonce = nonce
+        self.definition = definition
+        self.delivers_completion = delivers_completion
+        self.status: Status = "pending"
+        self.input_text: str | None = None
+        self.started_ms = 0
+        self.lifecycle_count = 0
+        self.held_reason: str | None = None
+        self.held_ms: int | None = None
+        self.recoveries = 0
+        self.owner: int | None = None
+        self.journal = Journal(key, host.rows)
+        self.deadlines: Deadlines[str] = Deadlines()
+        self.ending: Ending | None = None
+        self.stepping = Stepping(self)
+        self.progress: tuple[Any, ...] = (None, None, 0, None, None)
+        self.is_discarded = False
+
+    def label(self) -> str:
+        """The instance in words, for messages."""
+        return f"workflow {self.workflow!r} instance {self.instance_id!r}"
+
+    def insert(self) -> None:
+        """Make a new instance's row, pending."""
+        now_ms = self.host.now_ms()
+        self.host.rows.instance_insert.append((self.key, self.workflow, self.instance_id, self.nonce, now_ms))
+        self._log("created", now_ms)
+
+    def create(self, input_text: str | None) -> bool:
+        """Start a pending instance; True if that is what happened."""
+        if self.status != "pending":
+            return False
+        now_ms = self.host.now_ms()
+        self.input_text = input_text
+        self.host.rows.instance_initialize.append((self.key, input_text, now_ms))
+        self.status = "initialized"
+        self.begin_running(now_ms)
+        return True
+
+    def begin_running(self, now_ms: int) -> None:
+        """Move from initialized to running."""
+        self.started_ms = now_ms
+        self._move("running", now_ms, "started")
+        self.owner = self.host.incarnation
+        self.save_progress()
+        self.host.ready(self)
+
+    def pause(self) -> bool:
+        """Pause a running instance: callbacks in flight go on and are recorded, nothing else starts."""
+        if self.status != "running":
+            return False
+        self._move("paused", self.host.now_ms(), "paused")
+        self.save_progress()
+        return True
+
+    def resume(self) -> None:
+        """Run again; also release a held instance, whatever its status. WorkflowStateError if it is neither."""
+        was_held = self.held_reason is not None
+        if was_held:
+            self.held_reason = self.held_ms = None
+            self.recoveries = 0
+        if self.status == "paused":
+            self._move("running", self.host.now_ms(), "resumed")
+        elif not was_held:
+            raise WorkflowStateError(
+                f"Cannot resume workflow: expected status 'paused' but got '{self.status}'.", self.status
+            )
+        self.owner = self.host.incarnation if self.status == "running" else self.owner
+        self.save_progress()
+        self.host.ready(self)
+
+    def cancel(self, reason: str | None) -> bool:
+        """End at once as cancelled; callbacks in flight are cancelled and their attempts end in the same batch."""
+        if self.status in TERMINAL:
+            return False
+        self._end(Ending("cancelled"), CANCELLED, reason)
+        return True
+
+    def receive(self, name: str, payload: str | None, event_id: str | None) -> Inbound | None:
+        """Accept an event; None when the instance has ended or the id is a repeated one."""
+        if self.status in TERMINAL or self.is_duplicate(event_id):
+            return None
+        event = self.journal.accept(name, payload, event_id, self.host.now_ms())
+        self.stepping.match(name)
+        self.host.ready(self)
+        return event
+
+    def is_duplicate(self, event_id: str | None) -> bool:
+        """Whether an event with this id was accepted before."""
+        return event_id is not None and event_id in self.journal.event_ids
+
+    def is_unused(self, event: Inbound) -> bool:
+        """Whether no wait has this event yet."""
+        return event in self.journal.unclaimed.get(event.name, ())
+
+    def hold(self, reason: str) -> None:
+        """Stop driving until a person acts."""
+        self.stepping.drop_body()
+        self.held_reason, self.held_ms = reason, self.host.now_ms()
+        self.save_progress()
+
+    def is_drivable(self) -> bool:
+        """Whether the body may move."""
+        return self.status == "running" and self.held_reason is None and not self.is_discarded
+
+    def pump(self) -> None:
+        """Drive the body as far as its outcomes go, and carry out what it asks for."""
+        if self.status == "initialized" and self.held_reason is None:
+            self.begin_running(self.host.now_ms())
+        if not self.is_drivable():
+            return
+        if self.ending is None:
+            self.stepping.pump()
+        elif not self.stepping.in_flight:
+            self.finish()
+        self.save_progress()
+
+    def due(self, now_ms: int) -> None:
+        """Act on the deadlines that have passed."""
+        if not self.is_drivable() or self.ending is not None:
+            return
+        self.stepping.due(now_ms)
+        self.save_progress()
+
+    def ask_nested(self, request: Request, scope: Scope, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Take a request of an async callback."""
+        return self.stepping.ask_nested(request, scope, loop)
+
+    def end_body(self, ending: Ending) -> None:
+        """``execute()`` is over: end what is left of it, then the instance."""
+        self.ending = ending
+        if self.stepping.stop_callbacks():
+            self.host.finish_later(self)
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write the end of the instance, unless mail that came before it says otherwise."""
+        if self.ending is None or not self.is_drivable():
+            return
+        self.host.take_mail(self)
+        if self.is_drivable():
+            self._end(self.ending, None, None)
+
+    def fail(self, failure: Failure) -> None:
+        """End the body as failed."""
+        self.end_body(Ending("failed", failure=failure))
+
+    def save_progress(self) -> None:
+        """Append the row of alarm, owner, recoveries and hold, if any of it has changed."""
+        alarm_ms = self.deadlines.earliest() if self.is_drivable() else None
+        progress = (alarm_ms, self.owner, self.recoveries, self.held_reason, self.held_ms)
+        if progress != self.progress:
+            self.progress = progress
+            self.host.rows.instance_progress.append((self.key, *progress))
+        self.host.progressed(self)
+
+    def is_idle(self) -> bool:
+        """Whether nothing of it needs memory: no callback in flight, nothing to do before a deadline or an event."""
+        return not self.stepping.in_flight and not self.stepping.is_busy()
+
+    def _end(self, ending: Ending, cut: Failure | None, reason: str | None) -> None:
+        now_ms = self.host.now_ms()
+        self.stepping.end(cut, now_ms)
+        self._check_move(ending.status)
+        self.status = ending.status
+        failure = ending.failure or Failure(None, "", None)
+        result_type = None if ending.status != "completed" else "none" if ending.result_json is None else "json"
+        self.host.rows.instance_finish.append(
+            (
+                self.key, ending.status, result_type, ending.result_json,
+                *((failure.name, failure.message, failure.detail) if ending.failure else (None, None, None)), now_ms,
+            )  # fmt: skip
+        )
+        self._log(ending.status, now_ms, reason)
+        self.owner = self.held_reason = self.held_ms = None
+        self.deadlines.clear()
+        self.save_progress()
+        if self.delivers_completion:
+            self.host.rows.delivery_insert.append((self.key, self.lifecycle_count, now_ms))
+        self.host.status_changed(self, ending.status)
+
+    def _move(self, status: Status, now_ms: int, event: str) -> None:
+        self._check_move(status)
+        self.status = status
+        self.host.rows.instance_transition.append((self.key, status, now_ms))
+        self._log(event, now_ms)
+        self.host.status_changed(self, status)
+
+    def _check_move(self, status: Status) -> None:
+        if status not in LEGAL_TRANSITIONS[self.status]:
+            raise InternalError(f"{self.label()} cannot go from {self.status!r} to {status!r}; please report this")
+
+    def _log(self, event: str, now_ms: int, reason: str | None = None) -> None:
+        self.lifecycle_count += 1
+        self.host.rows.lifecycle_insert.append((self.key, self.lifecycle_count, event, now_ms, reason))

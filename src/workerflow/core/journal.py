@@ -1,0 +1,254 @@
+"""The journal of one instance in memory: its steps, attempts and inbound events, and every legal move of them.
+
+A move changes the journal and appends its row to the current batch, in one synchronous call, or raises StepError and
+changes nothing. Outcomes (attempt ended for good, sleep elapsed, wait satisfied or timed out) get the instance's next
+sequence number: replay delivers them in that order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+from workerflow.core.failure import Failure
+from workerflow.core.rows import Rows
+from workerflow.errors import StepError
+
+Kind = Literal["run", "sleep", "wait"]
+
+
+class Attempt:
+    """One try of a callback. ``counts`` is 0 for a try that a graceful stop or an abandonment ended."""
+
+    __slots__ = ("counts", "ended_ms", "failure", "next_ms", "number", "result_json", "result_type", "started_ms", "state")
+
+    def __init__(self, number: int, started_ms: int) -> None:
+        self.number = number
+        self.started_ms = started_ms
+        self.state: Literal["started", "succeeded", "failed"] = "started"
+        self.ended_ms: int | None = None
+        self.result_type: Literal["json", "none"] | None = None
+        self.result_json: str | None = None
+        self.failure: Failure | None = None
+        self.next_ms: int | None = None
+        self.counts = 1
+
+
+class JournalStep:
+    """A step of any kind; the fields of the other kinds stay None."""
+
+    __slots__ = (
+        "abandoned_ms",
+        "attempts",
+        "children",
+        "claimed",
+        "created_ms",
+        "event_name",
+        "kind",
+        "max_attempts",
+        "ordinal",
+        "parent_id",
+        "resolved_ms",
+        "sequence",
+        "state",
+        "step_id",
+        "timeout_ms",
+        "wake_ms",
+    )
+
+    def __init__(self, step_id: str, ordinal: int, kind: Kind, parent_id: str | None, created_ms: int) -> None:
+        self.step_id = step_id
+        self.ordinal = ordinal
+        self.kind: Kind = kind
+        self.parent_id = parent_id
+        self.created_ms = created_ms
+        self.max_attempts: int | None = None
+        self.attempts: list[Attempt] = []
+        self.state: str | None = None if kind == "run" else "waiting"
+        self.wake_ms: int | None = None
+        self.event_name: str | None = None
+        self.timeout_ms: int | None = None
+        self.resolved_ms: int | None = None
+        self.sequence: int | None = None
+        self.abandoned_ms: int | None = None
+        self.claimed: Inbound | None = None
+        self.children: list[JournalStep] = []
+
+    @property
+    def last(self) -> Attempt | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def in_flight(self) -> Attempt | None:
+        """The started attempt, if there is one."""
+        return self.attempts[-1] if self.attempts and self.attempts[-1].state == "started" else None
+
+    def counted(self) -> int:
+        """How many attempts count against the limit."""
+        return sum(attempt.counts for attempt in self.attempts)
+
+    def has_failed_for_good(self) -> bool:
+        """Whether this is a run without an attempt to come."""
+        last = self.last
+        return last is not None and last.state == "failed" and last.next_ms is None
+
+
+class Inbound(NamedTuple):
+    """An accepted event; ``payload`` is JSON text, or None when it had none."""
+
+    number: int
+    name: str
+    payload: str | None
+    event_id: str | None
+    received_ms: int
+
+
+class Journal:
+    """Everything recorded inside one instance."""
+
+    __slots__ = ("event_ids", "instance_key", "next_acceptance", "next_sequence", "rows", "steps", "unclaimed")
+
+    def __init__(self, instance_key: int, rows: Rows) -> None:
+        self.instance_key = instance_key
+        self.rows = rows
+        self.steps: dict[str, JournalStep] = {}
+        self.next_sequence = 1
+        self.next_acceptance = 1
+        self.unclaimed: dict[str, deque[Inbound]] = {}
+        self.event_ids: set[str] = set()
+
+    def step(self, step_id: str, kind: Kind) -> JournalStep:
+        """The step, which must exist and be of this kind."""
+        step = self.steps.get(step_id)
+        if step is None or step.kind != kind:
+            found = "" if step is None else f"; the step with this id is a {step.kind}"
+            raise StepError(f"{kind} step {step_id!r} not found{found}")
+        return step
+
+    def create(
+        self,
+        step_id: str,
+        kind: Kind,
+        parent_id: str | None,
+        now_ms: int,
+        max_attempts: int | None = None,
+        wake_ms: int | None = None,
+        event_name: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> JournalStep:
+        """Add a step that does not exist yet."""
+        step = JournalStep(step_id, len(self.steps) + 1, kind, parent_id, now_ms)
+        step.max_attempts, step.wake_ms, step.event_name, step.timeout_ms = max_attempts, wake_ms, event_name, timeout_ms
+        if parent_id is not None:
+            self.step(parent_id, "run").children.append(step)
+        self.steps[step_id] = step
+        self.rows.step_insert.append(
+            (
+                self.instance_key, step_id, step.ordinal, kind, parent_id, max_attempts, step.state,
+                wake_ms, event_name, timeout_ms, now_ms,
+            )  # fmt: skip
+        )
+        return step
+
+    def start_attempt(self, step: JournalStep, now_ms: int) -> Attempt:
+        """Begin the next attempt of a run step."""
+        if step.in_flight is not None:
+            raise StepError(f"an attempt of step {step.step_id!r} is already in progress")
+        attempt = Attempt(len(step.attempts) + 1, max(now_ms, step.created_ms))
+        step.attempts.append(attempt)
+        self.rows.attempt_start.append((self.instance_key, step.step_id, attempt.number, attempt.started_ms))
+        return attempt
+
+    def succeed(self, step: JournalStep, attempt: Attempt, result_json: str | None, now_ms: int) -> None:
+        """End an attempt well; None means that the callback returned None."""
+        self._require_started(step, attempt)
+        attempt.state = "succeeded"
+        attempt.result_type = "none" if result_json is None else "json"
+        attempt.result_json = result_json
+        attempt.ended_ms = max(now_ms, attempt.started_ms)
+        step.sequence = self._next_sequence()
+        self.rows.attempt_end.append(self._end_row(step, attempt))
+
+    def fail(
+        self,
+        step: JournalStep,
+        attempt: Attempt,
+        failure: Failure,
+        now_ms: int,
+        next_ms: int | None,
+        *,
+        counts: bool = True,
+        is_outcome: bool = True,
+        is_cut: bool = False,
+    ) -> None:
+        """End an attempt badly. Without *next_ms* that is the step's outcome, unless *is_outcome* says otherwise."""
+        self._require_started(step, attempt)
+        attempt.state = "failed"
+        attempt.failure = failure
+        attempt.ended_ms = max(now_ms, attempt.started_ms)
+        attempt.next_ms = next_ms
+        attempt.counts = int(counts)
+        if next_ms is None and is_outcome:
+            step.sequence = self._next_sequence()
+        (self.rows.attempt_cut if is_cut else self.rows.attempt_end).append(self._end_row(step, attempt))
+
+    def resolve(self, step: JournalStep, state: str, now_ms: int) -> None:
+        """Move a sleep or a wait from waiting to its last state."""
+        if step.state != "waiting":
+            raise StepError(f"{step.kind} step {step.step_id!r}: Expected 'waiting' but got {step.state}")
+        step.state = state
+        step.resolved_ms = max(now_ms, step.created_ms)
+        step.sequence = self._next_sequence()
+        self.rows.step_resolve.append((self.instance_key, step.step_id, state, step.resolved_ms, step.sequence))
+
+    def abandon(self, step: JournalStep, now_ms: int | None) -> None:
+        """Mark a step as no longer asked for, or (None) as asked for again."""
+        step.abandoned_ms = None if now_ms is None else max(now_ms, step.created_ms)
+        self.rows.step_abandon.append((self.instance_key, step.step_id, step.abandoned_ms))
+
+    def accept(self, name: str, payload: str | None, event_id: str | None, now_ms: int) -> Inbound:
+        """Record an inbound event, not used yet."""
+        event = Inbound(self.next_acceptance, name, payload, event_id, now_ms)
+        self.next_acceptance += 1
+        if event_id is not None:
+            self.event_ids.add(event_id)
+        self.unclaimed.setdefault(name, deque()).append(event)
+        self.rows.inbound_insert.append((self.instance_key, event.number, name, payload, event_id, now_ms))
+        return event
+
+    def claim(self, step: JournalStep, now_ms: int) -> bool:
+        """Give a waiting wait the oldest unused event of its name that came before its deadline, if there is one."""
+        queue = self.unclaimed.get(step.event_name or "")
+        if not queue or (step.timeout_ms is not None and queue[0].received_ms >= step.timeout_ms):
+            # Acceptance order is order of reception: when the oldest came too late, the others did too.
+            return False
+        event = queue.popleft()
+        step.claimed = event
+        self.resolve(step, "satisfied", now_ms)
+        self.rows.inbound_claim.append((self.instance_key, event.number, step.step_id, step.resolved_ms))
+        return True
+
+    def has_in_progress_children(self, step: JournalStep) -> bool:
+        """Whether a direct child explains that this run has no outcome yet."""
+        return any(
+            not child.has_failed_for_good() if child.kind == "run" else child.state != "timed_out"
+            for child in step.children
+        )
+
+    def _next_sequence(self) -> int:
+        self.next_sequence += 1
+        return self.next_sequence - 1
+
+    def _require_started(self, step: JournalStep, attempt: Attempt) -> None:
+        if attempt.state != "started":
+            raise StepError(
+                f"attempt {attempt.number} of step {step.step_id!r} is not in progress: it has {attempt.state}"
+            )
+
+    def _end_row(self, step: JournalStep, attempt: Attempt) -> tuple[object, ...]:
+        name, message, detail = attempt.failure or (None, None, None)
+        return (
+            self.instance_key, step.step_id, attempt.number, attempt.state, attempt.ended_ms, attempt.result_type,
+            attempt.result_json, name, message, detail, attempt.next_ms, attempt.counts, step.sequence,
+        )  # fmt: skip
