@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from workerflow.core.deadlines import Deadlines
 from workerflow.core.execution import Execution
-from workerflow.core.failure import CANCELLED, Failure
+from workerflow.core.failure import ABANDONED, CANCELLED, Failure
 from workerflow.core.journal import Inbound, Journal
 from workerflow.core.model import LEGAL_TRANSITIONS, TERMINAL, Status
 from workerflow.core.request import Request, Scope
@@ -54,12 +54,12 @@ class Host(Protocol):
         """Whether the callback may start now; if not, ``pump`` is called when it may."""
         ...
 
-    def start(self, instance: Instance, request: Request, scope: Scope) -> None:
+    def start_callback(self, instance: Instance, request: Request, scope: Scope) -> None:
         """Start the callback when its attempt is durable."""
         ...
 
-    def stop(self, scope: Scope) -> None:
-        """Cancel a callback, if it can be; its outcome is of no interest any more."""
+    def stop_callback(self, scope: Scope) -> bool:
+        """Cancel a callback whose outcome is of no interest any more; whether it takes a while to end."""
         ...
 
     def take_mail(self, instance: Instance) -> bool:
@@ -117,6 +117,8 @@ class Instance:
         self.stepping = Stepping(self)
         self.progress: tuple[Any, ...] = (None, None, 0, None, None)
         self.is_discarded = False
+        self.delivery_attempts = 0
+        self.delivery_ms: int | None = None
 
     def label(self) -> str:
         """The instance in words, for messages."""
@@ -167,7 +169,9 @@ class Instance:
             raise WorkflowStateError(
                 f"Cannot resume workflow: expected status 'paused' but got '{self.status}'.", self.status
             )
-        self.owner = self.host.incarnation if self.status == "running" else self.owner
+        if self.status == "running":
+            self.owner = self.host.incarnation
+            self.stepping.match_all()
         self.save_progress()
         self.host.ready(self)
 
@@ -228,6 +232,10 @@ class Instance:
         """Take a request of an async callback."""
         return self.stepping.ask_nested(request, scope, loop)
 
+    def nested_is_done(self, request: Request) -> None:
+        """The future of a nested request is done."""
+        self.stepping.nested_is_done(request)
+
     def end_body(self, ending: Ending) -> None:
         """``execute()`` is over: end what is left of it, then the instance."""
         self.ending = ending
@@ -242,7 +250,7 @@ class Instance:
             return
         self.host.take_mail(self)
         if self.is_drivable():
-            self._end(self.ending, None, None)
+            self._end(self.ending, ABANDONED, None)
 
     def fail(self, failure: Failure) -> None:
         """End the body as failed."""
@@ -250,18 +258,50 @@ class Instance:
 
     def save_progress(self) -> None:
         """Append the row of alarm, owner, recoveries and hold, if any of it has changed."""
-        alarm_ms = self.deadlines.earliest() if self.is_drivable() else None
-        progress = (alarm_ms, self.owner, self.recoveries, self.held_reason, self.held_ms)
+        progress = (self.alarm_ms(), self.owner, self.recoveries, self.held_reason, self.held_ms)
         if progress != self.progress:
             self.progress = progress
             self.host.rows.instance_progress.append((self.key, *progress))
         self.host.progressed(self)
 
+    def save_owner(self) -> None:
+        """Append the same row with the stored alarm as it is: after loading, the deadlines are not known yet."""
+        progress = (self.progress[0], self.owner, self.recoveries, self.held_reason, self.held_ms)
+        if progress != self.progress:
+            self.progress = progress
+            self.host.rows.instance_progress.append((self.key, *progress))
+
+    def alarm_ms(self) -> int | None:
+        """When the instance has to be in memory again, if a time and not an event says so."""
+        return self.deadlines.earliest() if self.is_drivable() else self.delivery_ms
+
+    def delivery_began(self, lease_ms: int) -> str:
+        """Count one more try to deliver the completion; gives the id of the delivery."""
+        self.delivery_attempts += 1
+        self._plan_delivery(self.host.now_ms() + lease_ms, None, None)
+        return f"{self.instance_id}:{self.lifecycle_count}"
+
+    def delivery_ended(self, error: str | None) -> None:
+        """The handler has returned, or raised *error*: then the next try is planned."""
+        now_ms = self.host.now_ms()
+        if error is None:
+            self._plan_delivery(None, now_ms, None)
+        else:
+            delay_ms = min(3_600_000, 1000 * 2 ** min(self.delivery_attempts - 1, 12))
+            self._plan_delivery(now_ms + delay_ms, None, error)
+
+    def _plan_delivery(self, next_ms: int | None, delivered_ms: int | None, error: str | None) -> None:
+        self.delivery_ms = next_ms
+        self.host.rows.delivery_update.append((self.key, self.delivery_attempts, next_ms, delivered_ms, error))
+        self.save_progress()
+
     def is_idle(self) -> bool:
         """Whether nothing of it needs memory: no callback in flight, nothing to do before a deadline or an event."""
-        return not self.stepping.in_flight and not self.stepping.is_busy()
+        if self.stepping.in_flight:
+            return False
+        return not self.is_drivable() or (self.ending is None and not self.stepping.is_busy())
 
-    def _end(self, ending: Ending, cut: Failure | None, reason: str | None) -> None:
+    def _end(self, ending: Ending, cut: Failure, reason: str | None) -> None:
         now_ms = self.host.now_ms()
         self.stepping.end(cut, now_ms)
         self._check_move(ending.status)
@@ -277,9 +317,10 @@ class Instance:
         self._log(ending.status, now_ms, reason)
         self.owner = self.held_reason = self.held_ms = None
         self.deadlines.clear()
-        self.save_progress()
         if self.delivers_completion:
+            self.delivery_ms = now_ms
             self.host.rows.delivery_insert.append((self.key, self.lifecycle_count, now_ms))
+        self.save_progress()
         self.host.status_changed(self, ending.status)
 
     def _move(self, status: Status, now_ms: int, event: str) -> None:

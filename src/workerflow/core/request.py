@@ -12,6 +12,21 @@ from workerflow.core.journal import Kind
 from workerflow.core.retry import DEFAULT_RETRY, RetryPolicy
 
 
+class NestingPort(Protocol):
+    """What a callback's nested verbs need of the instance."""
+
+    @property
+    def key(self) -> int: ...
+
+    def ask_nested(self, request: Request, scope: Scope, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Take a request and give the future of its outcome."""
+        ...
+
+    def nested_is_done(self, request: Request) -> None:
+        """The future of a nested request is done."""
+        ...
+
+
 class Scope:
     """One entry of a callback: who may call nested verbs in it, and which ids it used.
 
@@ -21,7 +36,7 @@ class Scope:
     __slots__ = ("attempt", "idempotency_key", "instance", "instance_id", "is_alive", "step_id", "used_ids", "workflow")
 
     def __init__(
-        self, instance: RequestPort, workflow: str, instance_id: str, step_id: str, attempt: int, idempotency_key: str
+        self, instance: NestingPort, workflow: str, instance_id: str, step_id: str, attempt: int, idempotency_key: str
     ) -> None:
         self.instance = instance
         self.workflow = workflow

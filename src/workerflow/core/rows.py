@@ -51,7 +51,7 @@ class Rows:
     instance_finish: list[Row]  # key, status, result type, json, failure name, message, data, traceback, time
     lifecycle_insert: list[Row]  # key, number, type, time, reason
     instance_progress: list[Row]  # key, alarm, owner, recoveries, held reason, held time
-    delivery_insert: list[Row]  # key, lifecycle number
+    delivery_insert: list[Row]  # key, lifecycle number, time
     delivery_update: list[Row]  # key, attempts, next attempt, delivered, last error
     mail_take: list[Row]  # key, mail id, time, outcome
 
@@ -65,6 +65,8 @@ class Rows:
         for name in WRITE_ORDER:
             setattr(taken, name, getattr(self, name))
             setattr(self, name, [])
+        # Only the last state counts, and one in between may not fit the end that another statement has written.
+        taken.instance_progress = list({row[0]: row for row in taken.instance_progress}.values())
         return taken
 
     def is_empty(self) -> bool:
@@ -75,12 +77,14 @@ class Rows:
         """The instances that have rows here."""
         return {row[0] for name in WRITE_ORDER for row in getattr(self, name)}
 
-    def only(self, instance_key: int) -> Rows:
-        """The rows of one instance, in the same order."""
-        part = Rows()
+    def by_instance(self) -> dict[int, Rows]:
+        """The rows of each instance apart, in the same order."""
+        parts: dict[int, Rows] = {}
         for name in WRITE_ORDER:
-            getattr(part, name).extend(row for row in getattr(self, name) if row[0] == instance_key)
-        return part
+            for row in getattr(self, name):
+                part = parts.get(row[0]) or parts.setdefault(row[0], Rows())
+                getattr(part, name).append(row)
+        return parts
 
     def discard(self, instance_key: int) -> None:
         """Forget the rows of one instance."""

@@ -13,7 +13,7 @@ from workerflow.codec import Stored
 from workerflow.core.body import RunawayBodyError
 from workerflow.core.context import next_attempt_ms
 from workerflow.core.execution import Execution, drift
-from workerflow.core.failure import ABANDONED, INTERRUPTED, Failure, describe, rebuild
+from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe, rebuild
 from workerflow.core.journal import Attempt, JournalStep
 from workerflow.core.request import Request, Scope
 from workerflow.definition import declared_types
@@ -96,7 +96,8 @@ class Stepping:
         if step is not None and (problem := drift(request, step.kind, step.parent_id)):
             self._instance.hold(problem)
             return future
-        future.add_done_callback(lambda _: self._nested_is_done(request))
+        # By way of the scope: the instance may be built anew while the callback runs.
+        future.add_done_callback(lambda _: scope.instance.nested_is_done(request))
         self._nested[step_id] = request
         if step is not None and step.sequence is not None:
             self._resolve_nested(request)
@@ -104,6 +105,11 @@ class Stepping:
             self._fresh_nested.append(request)
             self._host.ready(self._instance)
         return future
+
+    def match_all(self) -> None:
+        """Let every wait have the events that were queued while the instance was paused."""
+        for name in list(self._waits):
+            self.match(name)
 
     def match(self, name: str) -> None:
         """Let the waits on this name, earliest created first, have the queued events."""
@@ -166,13 +172,33 @@ class Stepping:
         self._instance.save_progress()
         return True
 
-    def interrupt(self, scope: Scope, failure: Failure) -> None:
+    def is_parked(self, scope: Scope) -> bool:
+        """Whether the callback waits for a nested step of its own."""
+        return any(request.scope is scope and request.is_pending() for request in self._nested.values())
+
+    def attach(self, earlier: Stepping) -> None:
+        """Take over the callbacks in flight of an earlier object for the same instance, as far as they are recorded."""
+        for step_id, scope in earlier.in_flight.items():
+            step = self._journal.steps.get(step_id)
+            attempt = None if step is None else step.in_flight
+            if attempt is not None and attempt.number == scope.attempt:
+                scope.instance = self._instance
+                self.in_flight[step_id] = scope
+            else:
+                self._host.stop_callback(scope)
+                scope.is_alive = False
+        for request in earlier._nested.values():
+            if request.is_pending():
+                self._nested[request.step_id] = request
+                self._fresh_nested.append(request)
+
+    def interrupt(self, scope: Scope) -> None:
         """A graceful stop ended the callback: the try is recorded and does not count."""
         step, attempt, request = self._take(scope)
         if attempt is not None:
             is_final = request is not None and request.at_most_once
             self._journal.fail(
-                step, attempt, failure, self._host.now_ms(), None, counts=is_final, is_outcome=is_final, is_cut=True
+                step, attempt, STOPPED, self._host.now_ms(), None, counts=is_final, is_outcome=is_final, is_cut=True
             )
 
     def stop_callbacks(self) -> bool:
@@ -182,17 +208,22 @@ class Stepping:
             if step.sequence is None and step.abandoned_ms is None:
                 self._journal.abandon(step, now_ms)
         self._instance.deadlines.clear()
-        for scope in self.in_flight.values():
-            self._host.stop(scope)
-        return any(scope.is_alive for scope in self.in_flight.values())
+        return any([self._host.stop_callback(scope) for scope in self.in_flight.values()])
 
-    def end(self, cut: Failure | None, now_ms: int) -> None:
+    def released(self, scope: Scope) -> bool:
+        """A callback that was cancelled because its workflow ends has ended; whether it was the last one."""
+        if self.in_flight.get(scope.step_id) is scope:
+            scope.is_alive = False
+            del self.in_flight[scope.step_id]
+        return not self.in_flight
+
+    def end(self, cut: Failure, now_ms: int) -> None:
         """The instance ends: so do its attempts and its body."""
         for scope in list(self.in_flight.values()):
-            self._cut(scope, cut or ABANDONED, now_ms)
+            self._cut(scope, cut, now_ms)
         for step in self._journal.steps.values():
-            if step.in_flight is not None:  # Started in a process that is gone.
-                self._journal.fail(step, step.in_flight, cut or INTERRUPTED, now_ms, None, is_outcome=False, is_cut=True)
+            if step.in_flight is not None:  # Its callback has ended already, or its process is gone.
+                self._journal.fail(step, step.in_flight, cut, now_ms, None, counts=False, is_outcome=False, is_cut=True)
         self.drop_body()
 
     def drop_body(self) -> None:
@@ -285,11 +316,15 @@ class Stepping:
             self._abandon_unrequested(execution, now_ms)
         requests = execution.fresh + self._fresh_nested + self._queued
         execution.fresh, self._fresh_nested, self._queued = [], [], []
-        for request in requests:
-            if self._is_pass_over:
-                self._fresh_nested.extend(other for other in (request,) if other.scope is not None)
-            elif request.is_pending():
+        for index, request in enumerate(requests):
+            if self._is_pass_over or not self._instance.is_drivable():
+                # A pass that is over asks again; mail found on the way may have paused or ended the instance.
+                self._queued.extend(requests[index:])
+                break
+            if request.is_pending():
                 self._carry(execution, request, now_ms)
+        if self.execution is not execution or not self._instance.is_drivable():
+            return
         if self._is_pass_over or execution.has_outcome():
             self._host.ready(self._instance)
         elif not execution.pending and not self.in_flight:
@@ -301,8 +336,6 @@ class Stepping:
             step = self._create(request, now_ms)
             if self._host.always_replay and request.kind == "run" and request.parent_id in self._executed_levels:
                 self._end_pass()
-                if request.scope is not None:
-                    self._fresh_nested.append(request)
                 return
         elif step.abandoned_ms is not None:
             self._journal.abandon(step, None)
@@ -389,7 +422,7 @@ class Stepping:
             instance, instance.workflow, instance.instance_id, step.step_id, attempt.number, idempotency_key
         )
         self.in_flight[step.step_id] = scope
-        self._host.start(instance, request, scope)
+        self._host.start_callback(instance, request, scope)
 
     def _record_failure(
         self,
@@ -433,7 +466,8 @@ class Stepping:
         else:
             future.set_exception(error)
 
-    def _nested_is_done(self, request: Request) -> None:
+    def nested_is_done(self, request: Request) -> None:
+        """The future of a nested request is done; when the callback cancelled it, its step is abandoned."""
         if self._nested.get(request.step_id) is request:
             del self._nested[request.step_id]
         future = request.future
@@ -470,7 +504,7 @@ class Stepping:
 
     def _cut(self, scope: Scope, failure: Failure, now_ms: int) -> None:
         step, attempt, _ = self._take(scope)
-        self._host.stop(scope)
+        self._host.stop_callback(scope)
         if attempt is not None:
             self._journal.fail(step, attempt, failure, now_ms, None, counts=False, is_outcome=False, is_cut=True)
 

@@ -1,0 +1,1 @@
+"""Where instances are stored."""

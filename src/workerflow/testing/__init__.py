@@ -1,0 +1,1 @@
+"""Tools for testing workflows: an engine on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Hosting live instances: claim, drive, commit, hibernate, release."""

@@ -1,0 +1,285 @@
+"""Engine: the composition root. It opens the database and gives handles to instances."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from workerflow.core.instance import Instance
+from workerflow.core.model import InstanceSummary, optional_datetime, to_datetime, to_milliseconds
+from workerflow.definition import WorkflowDefinition, checked_id
+from workerflow.effects import Effects, SystemEffects
+from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError, WorkflowError
+from workerflow.handle import WorkflowHandle
+from workerflow.runtime import WorkflowRuntime
+from workerflow.settings import Settings
+from workerflow.store.sqlite.hints import HintListener, send_hint
+from workerflow.store.sqlite.store import SqliteStore
+from workerflow.worker.ports import LocalPort, MailPort
+from workerflow.worker.registry import Registered, Registry
+from workerflow.worker.worker import Worker
+
+_logger = logging.getLogger("workerflow")
+
+ResultT = TypeVar("ResultT")
+LOCK_LOOK_AGAIN_MS = 50
+RESULT_LOOK_AGAIN_MS = 20
+
+
+class Engine:
+    """Durable workflows on one database: ``async with Engine("checkout.db", [Checkout]) as engine:``.
+
+    *url* is a path or ``sqlite:///path``. *workflows* are definitions, or runtimes that name theirs. With
+    ``execute=False`` it creates, sends and reads but executes nothing: for web processes and tools, beside the one
+    engine per file that executes. *always_replay* rebuilds the body after every step: slow, for checking definitions.
+    Everything is used on the loop that opened it. Opening takes up what an earlier process left; closing waits
+    ``stop_grace_s`` for callbacks in flight.
+
+    Raises DefinitionError for bad arguments; opening raises DatabaseLockedError, SchemaVersionError or DatabaseError.
+
+    >>> Engine("orders.db", [], execute=False).url
+    'orders.db'
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        workflows: Iterable[type[WorkflowDefinition[Any, Any]] | type[WorkflowRuntime[Any, Any]]],
+        *,
+        execute: bool = True,
+        always_replay: bool = False,
+        settings: Settings | None = None,
+    ) -> None:
+        self.url = os.fspath(url)
+        self._path = _sqlite_path(self.url)
+        self._registry = Registry(workflows)
+        self._execute = execute
+        self._always_replay = always_replay
+        self._settings = settings or Settings()
+        self._effects: Effects = SystemEffects()
+        self._store: SqliteStore | None = None
+        self._worker: Worker | None = None
+        self._hints: HintListener | None = None
+        self._stop_asked: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+        self._runtimes: dict[tuple[str, str], WorkflowRuntime[Any, Any]] = {}
+        self._changes: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
+
+    async def __aenter__(self) -> Engine:
+        if self._store is not None:
+            raise DefinitionError(f"this engine on {self.url} is open already; make another one")
+        self._failure = None
+        self._stop_asked = asyncio.Event()
+        store = SqliteStore(
+            self._path,
+            synchronous=self._settings.synchronous,
+            busy_timeout_ms=round(self._settings.busy_timeout_s * 1000),
+        )
+        await self._open(store)
+        self._store = store
+        if self._execute:
+            try:
+                self._begin(store)
+            except BaseException:
+                await self._abort()
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    def get(
+        self, workflow: type[WorkflowDefinition[Any, ResultT]] | type[WorkflowRuntime[Any, ResultT]] | str, id: str
+    ) -> WorkflowHandle[ResultT]:
+        """The handle of an instance. Touches nothing.
+
+        *workflow* is a registered class or its name; with ``execute=False`` any name will do. Raises DefinitionError.
+        """
+        entry = self._registry.resolve(workflow, allow_unknown=not self._execute)
+        checked_id(id, "instance id")
+        return WorkflowHandle(entry, id, lambda: self._port(entry, id), self._changed)
+
+    async def list(
+        self,
+        workflow: Any = None,
+        status: str | None = None,
+        limit: int = 100,
+        after: InstanceSummary | None = None,
+    ) -> list[InstanceSummary]:
+        """A page of instances, newest first; *after* is the last summary of the page before. *limit* is 1 to 1000."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
+            raise DefinitionError(f"limit={limit!r} must be a whole number from 1 to 1000")
+        name = None if workflow is None else self._registry.resolve(workflow, allow_unknown=True).name
+        store = self._require_store()
+        cursor = None
+        if after is not None:
+            row = store.find(after.workflow, after.id)
+            cursor = (to_milliseconds(after.created_at), 0 if row is None else row.key)
+        return [
+            InstanceSummary(
+                row.workflow,
+                row.instance_id,
+                row.status,
+                row.held_reason,
+                to_datetime(row.created_at),
+                to_datetime(row.updated_at),
+                optional_datetime(row.alarm_at),
+            )
+            for row in store.list(name, status, cursor, limit)
+        ]
+
+    async def run_forever(self) -> None:
+        """Work until SIGTERM or SIGINT, then return; leaving the ``async with`` closes gracefully.
+
+        A second signal ends the process at once: nothing recorded is lost by that. Raises what stopped the engine.
+        """
+        self._require_store()
+        assert self._stop_asked is not None
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            await self._stop_asked.wait()
+        finally:
+            for number in numbers:
+                # The second one is for the impatient: it meets the system's default, which ends the process.
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+        if self._failure is not None:
+            raise self._failure
+
+    def _signalled(self, number: int) -> None:
+        _logger.info("signal %d: stopping; a second one ends the process at once", number)
+        assert self._stop_asked is not None
+        self._stop_asked.set()
+
+    async def _open(self, store: SqliteStore) -> None:
+        give_up_ms = self._effects.now_ms() + round(self._settings.lock_timeout_s * 1000)
+        while True:
+            try:
+                store.open(execute=self._execute, now_ms=self._effects.now_ms())
+                return
+            except DatabaseLockedError:
+                if self._effects.now_ms() >= give_up_ms:
+                    raise
+            await self._after(LOCK_LOOK_AGAIN_MS)
+
+    def _begin(self, store: SqliteStore) -> None:
+        incarnation = store.begin_worker(os.getpid(), self._effects.now_ms(), self._registry.names())
+        self._worker = Worker(
+            store,
+            self._registry,
+            self._effects,
+            self._settings,
+            incarnation,
+            always_replay=self._always_replay,
+            on_status=self._status_changed,
+            on_failure=self._failed,
+            runtime_of=self._runtime,
+        )
+        self._worker.start()
+        self._hints = HintListener(self._path, self._worker.poll)
+
+    async def _close(self) -> None:
+        worker = self._worker
+        if worker is not None and self._failure is None:
+            await worker.stop()
+        await self._abort()
+
+    async def _abort(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.abort()
+        hints, self._hints = self._hints, None
+        if hints is not None:
+            hints.close()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        self._runtimes.clear()
+        for waiters in self._changes.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        self._changes.clear()
+
+    def _require_store(self) -> SqliteStore:
+        if self._store is None:
+            raise EngineClosedError(f"the engine on {self.url} is not open; use it inside 'async with Engine(…)'")
+        if self._failure is not None:
+            raise EngineClosedError(f"the engine on {self.url} has stopped: {self._failure}") from self._failure
+        return self._store
+
+    def _port(self, entry: Registered, instance_id: str) -> LocalPort | MailPort:
+        store = self._require_store()
+        if self._worker is not None:
+            return LocalPort(self._worker, store, self._settings, entry, instance_id)
+        return MailPort(store, self._settings, self._effects, lambda: send_hint(self._path), entry, instance_id)
+
+    def _runtime(self, workflow: str, instance_id: str) -> WorkflowRuntime[Any, Any]:
+        entry = self._registry.by_name(workflow)
+        assert entry is not None
+        return entry.runtime(self._port(entry, instance_id), instance_id)
+
+    def _status_changed(self, instance: Instance, status: str) -> None:
+        name = (instance.workflow, instance.instance_id)
+        for waiter in self._changes.pop(name, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+        entry = self._registry.by_name(instance.workflow)
+        if entry is None or status == "held" or entry.runtime.on_status_change is WorkflowRuntime.on_status_change:
+            return
+        runtime = self._runtimes.get(name) or self._runtimes.setdefault(name, self._runtime(*name))
+        try:
+            runtime.on_status_change(status)
+        except Exception:  # A hook is best effort: it must not stop what it watches.
+            _logger.exception("on_status_change(%r) of %s raised", status, instance.label())
+        if status in ("completed", "failed", "cancelled"):
+            self._runtimes.pop(name, None)
+
+    def _changed(self, workflow: str, instance_id: str) -> asyncio.Future[None]:
+        """A future that is done when the instance may have ended or been held."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._worker is not None:
+            name = (workflow, instance_id)
+            self._changes.setdefault(name, set()).add(change)
+            change.add_done_callback(lambda _: self._changes.get(name, set()).discard(change))
+        else:
+            timer = self._effects.call_at(
+                self._effects.now_ms() + RESULT_LOOK_AGAIN_MS, lambda: change.done() or change.set_result(None)
+            )
+            change.add_done_callback(lambda _: timer.cancel())
+        return change
+
+    async def _after(self, milliseconds: int) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._effects.call_at(self._effects.now_ms() + milliseconds, lambda: done.done() or done.set_result(None))
+        await done
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error if isinstance(error, WorkflowError) else EngineClosedError(f"the engine stopped: {error!r}")
+        self._failure.__cause__ = error
+        for waiters in self._changes.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        if self._stop_asked is not None:
+            self._stop_asked.set()
+
+
+def _sqlite_path(url: str) -> Path:
+    if url.startswith(("postgresql://", "postgres://")):
+        raise DefinitionError(f"{url.split('@')[-1]!r}: PostgreSQL is not supported yet; give the path of an SQLite file")
+    path = url.removeprefix("sqlite:///")
+    if "://" in path or not path or path == ":memory:" or "\0" in path:
+        raise DefinitionError(f"{url!r} is not a database; give a path or sqlite:///path (durable state needs a file)")
+    return Path(path).absolute()

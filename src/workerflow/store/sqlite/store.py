@@ -1,0 +1,307 @@
+"""The store on an SQLite file: a writer connection for batches, a reader connection for committed state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from workerflow.codec import dump_json
+from workerflow.core.load import (
+    AttemptRow,
+    DeliveryRow,
+    InboundRow,
+    InstanceRecord,
+    InstanceRow,
+    LifecycleRow,
+    StepRow,
+)
+from workerflow.core.rows import WRITE_ORDER, Rows
+from workerflow.errors import DatabaseError, DatabaseLockedError, DatabaseUnavailableError
+from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Mail, StoreBusyError
+from workerflow.store.migrate import migrate
+from workerflow.store.sql import migrations, statement
+from workerflow.store.sqlite.connection import PACKAGE, Connection, translated
+from workerflow.store.sqlite.file_lock import FileLock
+
+WORKER_ID = 1
+"""One engine at a time executes on a file."""
+
+_WRITES = [(name, statement(PACKAGE, "attempt_end" if name == "attempt_cut" else name)) for name in WRITE_ORDER]
+
+
+class SqliteStore:
+    """A Store on the file at *path*. *synchronous* is SQLite's setting."""
+
+    def __init__(self, path: Path, *, synchronous: str, busy_timeout_ms: int) -> None:
+        self._path = path
+        self._synchronous = synchronous
+        self._busy_timeout_ms = busy_timeout_ms
+        self._lock = FileLock(path.with_name(path.name + "-lock"))
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
+
+    def open(self, *, execute: bool, now_ms: int) -> None:
+        self._check_path()
+        try:
+            # A reader of an SQLite file in WAL mode writes its -shm, so both kinds of engine need write access.
+            self._writer = self._connect()
+            if execute:
+                self._acquire()
+            self._migrate(now_ms)
+            self._reader = self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._writer = None
+        self._lock.release()
+
+    def begin_worker(self, process_id: int, now_ms: int, workflows: list[str]) -> int:
+        row = self._write_connection().row("worker_begin", process_id, now_ms, dump_json(workflows))
+        assert row is not None
+        return int(row[0])
+
+    def commit(self, batch: Batch, *, busy_timeout_ms: int) -> None:
+        connection = self._write_connection()
+        raw = connection.raw
+        raw.set_busy_timeout(busy_timeout_ms)
+        try:
+            raw.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError as error:
+            raise StoreBusyError(str(error)) from error
+        except apsw.Error as error:
+            raise DatabaseUnavailableError(f"{self._path} refuses for now: {error}") from error
+        try:
+            batch.refused = self._write_batch(raw, batch)
+            raw.execute("COMMIT")
+        except apsw.Error as error:
+            _roll_back(raw)
+            raise DatabaseUnavailableError(f"{self._path} refuses for now: {type(error).__name__}: {error}") from error
+        except BaseException:
+            _roll_back(raw)
+            raise
+
+    def recover(self, incarnation: int) -> int:
+        self._write_connection().close()
+        self._writer = None
+        self._writer = self._connect(create=False)
+        # What a failed fsync left in the log may be in the system's cache only, marked as written. A checkpoint
+        # writes it again, into the database file, and syncs that.
+        with translated(self._path):
+            self._writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        row = self._writer.row("worker_batch", WORKER_ID, incarnation)
+        if row is None:
+            raise DeposedError(f"{self._path}: worker incarnation {incarnation} is gone")
+        return int(row[0])
+
+    def load(self, key: int) -> InstanceRecord | None:
+        reader = self._read_connection()
+        with translated(self._path):
+            # One snapshot for all tables: the writer thread may commit in between.
+            reader.raw.execute("BEGIN")
+        try:
+            found = reader.row("instance_by_key", key)
+            if found is None:
+                return None
+            delivery = reader.row("delivery_of", key)
+            return InstanceRecord(
+                InstanceRow(*found),
+                [StepRow(*row) for row in reader.rows("steps_of", key)],
+                [AttemptRow(*row) for row in reader.rows("attempts_of", key)],
+                [InboundRow(*row) for row in reader.rows("inbound_of", key)],
+                [LifecycleRow(*row) for row in reader.rows("lifecycle_of", key)],
+                None if delivery is None else DeliveryRow(*delivery),
+            )
+        finally:
+            reader.raw.execute("COMMIT")
+
+    def find(self, workflow: str, instance_id: str) -> InstanceRow | None:
+        row = self._read_connection().row("instance_by_id", workflow, instance_id)
+        return None if row is None else InstanceRow(*row)
+
+    def owned(self) -> list[int]:
+        return [row[0] for row in self._read_connection().rows("instance_owned")]
+
+    def open_deliveries(self) -> list[int]:
+        return [row[0] for row in self._read_connection().rows("delivery_leases")]
+
+    def due(self, now_ms: int, limit: int) -> list[int]:
+        return [row[0] for row in self._read_connection().rows("instance_due", now_ms, limit)]
+
+    def next_alarm(self, after_ms: int) -> int | None:
+        row = self._read_connection().row("instance_next_alarm", after_ms)
+        return None if row is None else row[0]
+
+    def untaken_mail(self, limit: int) -> list[Mail]:
+        return [Mail(*row) for row in self._read_connection().rows("mail_untaken", limit)]
+
+    def untaken_mail_of(self, key: int) -> list[Mail]:
+        return [Mail(*row) for row in self._read_connection().rows("mail_untaken_of", key)]
+
+    def list(
+        self, workflow: str | None, status: str | None, after: tuple[int, int] | None, limit: int
+    ) -> list[InstanceRow]:
+        rows = self._read_connection().rows("instance_list", workflow, status, *(after or (None, None)), limit)
+        return [InstanceRow(*row) for row in rows]
+
+    def send(self, workflow: str, instance_id: str, new_key: int, nonce: str, mail: Mail, busy_timeout_ms: int) -> str:
+        connection = self._write_connection()
+        connection.raw.set_busy_timeout(busy_timeout_ms)
+        with translated(self._path):
+            connection.raw.execute("BEGIN IMMEDIATE")
+            try:
+                outcome = self._put_mail(connection, workflow, instance_id, new_key, nonce, mail)
+                connection.raw.execute("COMMIT")
+            except BaseException:
+                _roll_back(connection.raw)
+                raise
+        return outcome
+
+    def _put_mail(
+        self, connection: Connection, workflow: str, instance_id: str, new_key: int, nonce: str, mail: Mail
+    ) -> str:
+        connection.rows("instance_insert_missing", new_key, workflow, instance_id, nonce, mail.sent_at)
+        if connection.raw.changes():
+            connection.rows("lifecycle_insert", new_key, 1, "created", mail.sent_at, None)
+        found = connection.row("instance_by_id", workflow, instance_id)
+        assert found is not None
+        row = InstanceRow(*found)
+        if mail.event_id is not None and connection.row("event_id_known", row.key, mail.event_id) is not None:
+            return "duplicate"
+        if mail.kind == "create" and row.status != "pending":
+            return "duplicate"
+        if row.status in ("completed", "failed", "cancelled"):
+            return "dropped"
+        put = connection.row("mail_send", row.key, *mail[2:])
+        return "duplicate" if put is None else "queued"
+
+    def _write_batch(self, raw: apsw.Connection, batch: Batch) -> dict[int, str]:
+        self._fence(raw, batch)
+        raw.execute("SAVEPOINT whole")
+        try:
+            _write_rows(raw, batch.rows)
+            late = self._guarded_with_mail(raw, batch)
+        except apsw.ConstraintError:
+            late = None
+        if late is not None and not late:
+            raw.execute("RELEASE whole")
+            return {}
+        raw.execute("ROLLBACK TO whole")
+        raw.execute("RELEASE whole")
+        return self._write_apart(raw, batch)
+
+    def _write_apart(self, raw: apsw.Connection, batch: Batch) -> dict[int, str]:
+        """Write each instance's rows alone, so that one that is refused takes no other with it."""
+        refused: dict[int, str] = {}
+        for key, rows in batch.rows.by_instance().items():
+            raw.execute("SAVEPOINT apart")
+            try:
+                _write_rows(raw, rows)
+                reason = MAIL_WAITS if key in self._guarded_with_mail(raw, batch) else None
+            except apsw.ConstraintError as error:
+                reason = str(error)
+            if reason is not None:
+                refused[key] = reason
+                raw.execute("ROLLBACK TO apart")
+            raw.execute("RELEASE apart")
+        return refused
+
+    def _guarded_with_mail(self, raw: apsw.Connection, batch: Batch) -> set[int]:
+        if not batch.guarded:
+            return set()
+        # The transaction holds the write lock: nobody can send between this look and the commit.
+        return batch.guarded & {row[0] for row in raw.execute(statement(PACKAGE, "mail_guard"))}
+
+    def _fence(self, raw: apsw.Connection, batch: Batch) -> None:
+        raw.execute(statement(PACKAGE, "worker_fence"), (WORKER_ID, batch.incarnation, batch.number))
+        if raw.changes() != 1:
+            raise DeposedError(
+                f"{self._path}: worker incarnation {batch.incarnation} may not write batch {batch.number}; "
+                "another engine has taken the file"
+            )
+
+    def _check_path(self) -> None:
+        if self._path.is_dir():
+            raise DatabaseError(f"{self._path} is a folder; give the path of a database file")
+        if not self._path.parent.is_dir():
+            raise DatabaseError(f"the folder {self._path.parent} does not exist; make it, or give another path")
+
+    def _acquire(self) -> None:
+        try:
+            acquired = self._lock.acquire()
+        except OSError as error:
+            raise DatabaseError(f"{self._path} cannot be locked ({error}); make its folder writable") from error
+        if not acquired:
+            owner = self._owner()
+            raise DatabaseLockedError(
+                f"{self._path} is in use by another engine{owner}; stop that one first, "
+                "or open this one with execute=False to send and read only"
+            )
+
+    def _owner(self) -> str:
+        connection = self._write_connection()
+        if "workers" not in {row[0] for row in connection.rows("schema_tables")}:
+            return ""
+        row = connection.row("worker_owner")
+        return "" if row is None else f" (process {row[0]}, incarnation {row[1]})"
+
+    def _migrate(self, now_ms: int) -> None:
+        connection = self._write_connection()
+        with translated(self._path):
+            connection.raw.execute("BEGIN IMMEDIATE")
+        try:
+            tables = {row[0] for row in connection.rows("schema_tables")}
+            if tables and "workerflow_meta" not in tables:
+                raise DatabaseError(
+                    f"{self._path} is a database of something else (it has tables {', '.join(sorted(tables)[:3])}); "
+                    "give workerflow a file of its own"
+                )
+            row = connection.row("schema_version") if tables else None
+
+            def apply(number: int, script: str) -> None:
+                with translated(self._path):
+                    connection.raw.execute(script)
+                connection.rows("schema_record", number, now_ms)
+
+            migrate(0 if row is None else int(row[0]), migrations(PACKAGE), apply, str(self._path))
+            with translated(self._path):
+                connection.raw.execute("COMMIT")
+        except BaseException:
+            _roll_back(connection.raw)
+            raise
+
+    def _connect(self, *, create: bool = True) -> Connection:
+        return Connection(
+            self._path, synchronous=self._synchronous, busy_timeout_ms=self._busy_timeout_ms, create=create
+        )
+
+    def _write_connection(self) -> Connection:
+        if self._writer is None:
+            self._writer = self._connect(create=False)
+        return self._writer
+
+    def _read_connection(self) -> Connection:
+        assert self._reader is not None, "the store is not open"
+        return self._reader
+
+
+def _write_rows(raw: apsw.Connection, rows: Rows) -> None:
+    for name, text in _WRITES:
+        table: list[tuple[Any, ...]] = getattr(rows, name)
+        if table:
+            raw.executemany(text, table)
+
+
+def _roll_back(raw: apsw.Connection) -> None:
+    try:
+        if raw.in_transaction:
+            raw.execute("ROLLBACK")
+    except apsw.Error:  # The first error is the one to report; recover() opens a new connection.
+        pass
+

@@ -1,0 +1,80 @@
+"""Deliveries: tell ``WorkflowRuntime.completion`` of the end, at least once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from workerflow.core.instance import Instance
+from workerflow.core.model import WorkflowCompletionEvent
+from workerflow.errors import DefinitionError
+from workerflow.runtime import WorkflowRuntime
+from workerflow.worker.registry import Registry
+
+_logger = logging.getLogger("workerflow")
+
+
+class DeliveryHost(Protocol):
+    """What deliveries need of the worker."""
+
+    def apply(self, instance: Instance, action: Any) -> None: ...
+    def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
+    def runtime_of(self, instance: Instance) -> WorkflowRuntime[Any, Any]: ...
+    def new_context(self) -> Any: ...
+
+
+class Deliveries:
+    """The deliveries of one worker. Before a handler runs, its try and its lease are durable."""
+
+    def __init__(self, host: DeliveryHost, registry: Registry, lease_ms: int) -> None:
+        self._host = host
+        self._registry = registry
+        self._lease_ms = lease_ms
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def deliver(self, instance: Instance) -> None:
+        """Begin one more try."""
+
+        def begin(instance: Instance) -> None:
+            delivery_id = instance.delivery_began(self._lease_ms)
+            self._host.when_durable(instance, self._start, instance, delivery_id)
+
+        self._host.apply(instance, begin)
+
+    def in_flight(self) -> bool:
+        """Whether a handler is running."""
+        return bool(self._tasks)
+
+    async def close(self) -> None:
+        """Cancel the handlers; their deliveries are tried again by the next worker."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2)
+
+    def _start(self, instance: Instance, delivery_id: str) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._deliver(instance, delivery_id), context=self._host.new_context()
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, instance: Instance, delivery_id: str) -> None:
+        error: str | None = None
+        try:
+            runtime = self._host.runtime_of(instance)
+            if not instance.delivers_completion:
+                raise DefinitionError(f"{instance.label()} has a completion to deliver, but no completion() any more")
+            ended = runtime.get_workflow_events()[-1]
+            await runtime.completion(
+                WorkflowCompletionEvent(
+                    delivery_id, instance.status, ended.recorded_at, instance.workflow, instance.instance_id  # type: ignore[arg-type]  # it has ended
+                )
+            )
+        except Exception as problem:  # Whatever the author's handler raises, the delivery is tried again.
+            _logger.warning("completion() of %s raised and will be called again: %r", instance.label(), problem)
+            error = f"{type(problem).__name__}: {problem}"
+        self._host.apply(instance, lambda instance: instance.delivery_ended(error))
+
+

@@ -1,0 +1,65 @@
+"""Threads for callbacks that are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+Outcome: TypeAlias = tuple[Any, BaseException | None]
+_Job: TypeAlias = tuple[contextvars.Context, Callable[[], Any], Callable[[Outcome], None]]
+
+
+class CallbackThreads:
+    """Up to *count* daemon threads: a callback that never returns must not keep the process from ending."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread_count = 0
+        self.reserved = 0
+
+    def reserve(self) -> bool:
+        """Take a place; False when all are taken."""
+        if self.reserved >= self._count:
+            return False
+        self.reserved += 1
+        return True
+
+    def release(self) -> None:
+        """Give a place back."""
+        self.reserved -= 1
+
+    def run(
+        self, context: contextvars.Context, function: Callable[[], Any], done: Callable[[Outcome], None]
+    ) -> None:
+        """Call *function* in a thread, then *done* on the running loop. Needs a reserved place."""
+        loop = asyncio.get_running_loop()
+
+        def report(outcome: Outcome) -> None:
+            try:
+                loop.call_soon_threadsafe(done, outcome)
+            except RuntimeError:  # The loop is closed: nobody is left to hear of it.
+                pass
+
+        if self._thread_count < self.reserved:
+            self._thread_count += 1
+            threading.Thread(target=self._work, name=f"workerflow-{self._thread_count}", daemon=True).start()
+        self._jobs.put((context, function, report))
+
+    def close(self) -> None:
+        """Let the threads end when they are free."""
+        for _ in range(self._thread_count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            context, function, report = job
+            try:
+                outcome: Outcome = (context.run(function), None)
+            except BaseException as error:  # Whatever it is belongs to the attempt, not to this thread.
+                outcome = (None, error)
+            report(outcome)

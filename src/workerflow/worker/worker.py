@@ -1,0 +1,516 @@
+"""Worker: hosts live instances of one engine: claims them, drives them, lets them hibernate, releases them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from workerflow.codec import Stored
+from workerflow.core.deadlines import Deadlines
+from workerflow.core.execution import Execution
+from workerflow.core.instance import Instance
+from workerflow.core.load import InstanceRecord, restore
+from workerflow.core.model import TERMINAL
+from workerflow.core.request import Request, Scope
+from workerflow.core.rows import Rows
+from workerflow.effects import Effects, Timer
+from workerflow.errors import DatabaseError, DatabaseUnavailableError, EngineClosedError
+from workerflow.settings import Settings
+from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Mail, Store
+from workerflow.worker.attempts import Attempts
+from workerflow.worker.committer import Committer
+from workerflow.worker.deliveries import Deliveries
+from workerflow.worker.mailbox import Mailbox
+from workerflow.worker.registry import Registry
+from workerflow.worker.stall import StallWatcher
+
+_logger = logging.getLogger("workerflow")
+
+CLAIM_MAX = 1000
+"""Instances taken up at a time, so that a crowd of due alarms does not stop the loop."""
+
+
+class Input(NamedTuple):
+    """Something that happened to an instance, applied again when its rows had to be discarded."""
+
+    apply: Callable[[Instance], None]
+    reject: Callable[[BaseException], None]
+    batch_number: int
+
+
+class Worker:
+    """The Host of all live instances. Everything here runs on the loop that opened the engine."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        effects: Effects,
+        settings: Settings,
+        incarnation: int,
+        *,
+        always_replay: bool,
+        on_status: Callable[[Instance, str], None],
+        on_failure: Callable[[BaseException], None],
+        runtime_of: Callable[[str, str], Any],
+    ) -> None:
+        self.rows = Rows()
+        self.handles_max = settings.handles_per_drive_max
+        self.recoveries_max = settings.recoveries_max
+        self.always_replay = always_replay
+        self.incarnation = incarnation
+        self.is_stopping = False
+        self.live: dict[int, Instance] = {}
+        self._by_name: dict[tuple[str, str], Instance] = {}
+        self._store = store
+        self._registry = registry
+        self._effects = effects
+        self._settings = settings
+        self._on_status = on_status
+        self._on_failure = on_failure
+        self._runtime_of = runtime_of
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._ready: dict[int, Instance] = {}
+        self._is_pump_scheduled = False
+        self._inputs: dict[int, list[Input]] = {}
+        self._refusals: dict[int, int] = {}
+        self._starved: dict[int, Instance] = {}
+        self._alarms: Deadlines[int] = Deadlines()
+        self._idle: Deadlines[int] = Deadlines()
+        self._stored_alarm_ms: int | None = None
+        self._timer: Timer | None = None
+        self._timer_ms: int | None = None
+        self._poll_timer: Timer | None = None
+        self._graces: dict[int, Timer] = {}
+        self.committer = Committer(
+            store, self.rows, effects, settings, incarnation,
+            has_ready=lambda: bool(self._ready), on_committed=self._committed, on_deposed=self._deposed,
+        )  # fmt: skip
+        self.attempts = Attempts(self, effects, settings, self.new_context)
+        self.mailbox = Mailbox(self, store, effects)
+        self.deliveries = Deliveries(self, registry, round(settings.delivery_lease_s * 1000))
+        self._stall = StallWatcher(settings.body_stall_s)
+
+    # What the engine asks for.
+
+    def start(self) -> None:
+        """Take up what an earlier worker left, then whatever is due."""
+        for key in self._store.owned():
+            self.obtain(key, is_takeover=True)
+        for key in self._store.open_deliveries():
+            instance = self.obtain(key)
+            if instance is not None:
+                instance.delivery_ms = self.now_ms()
+                self._alarms.set(key, instance.delivery_ms)
+        self._stored_alarm_ms = self.now_ms()
+        self.poll()
+
+    def obtain(self, key: int, *, is_takeover: bool = False) -> Instance | None:
+        """The instance in memory, read from the database if needed; None if there is none."""
+        instance = self.live.get(key)
+        if instance is None:
+            record = self._store.load(key)
+            if record is None:
+                return None
+            instance = self._restore(record)
+            self._add(instance)
+            self._take_over(instance, is_takeover)
+            self.ready(instance)
+        return instance
+
+    def find(self, workflow: str, instance_id: str) -> Instance | None:
+        """The same by name."""
+        instance = self._by_name.get((workflow, instance_id))
+        if instance is None:
+            row = self._store.find(workflow, instance_id)
+            return None if row is None else self.obtain(row.key)
+        return instance
+
+    def find_or_insert(self, workflow: str, instance_id: str) -> Instance:
+        """The same; a new pending instance if there is none."""
+        instance = self.find(workflow, instance_id)
+        if instance is None:
+            instance = self._make(self._effects.key(), workflow, instance_id, self._effects.nonce())
+            self._add(instance)
+            self.apply(instance, Instance.insert)
+        return instance
+
+    def apply(
+        self,
+        instance: Instance,
+        action: Callable[[Instance], None],
+        reject: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        """Do something to an instance, and again if its rows have to be discarded before they are durable."""
+        if instance.is_discarded:
+            instance = self.live[instance.key]
+        self._inputs.setdefault(instance.key, []).append(Input(action, reject, self.committer.number))
+        self._wake(instance)
+        action(instance)
+        self.committer.schedule()
+        self.ready(instance)
+
+    def poll(self) -> None:
+        """Look for mail and due alarms; then again after ``poll_interval_ms``."""
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        try:
+            self.mailbox.take_all(CLAIM_MAX)
+            self._claim_due()
+        except DatabaseError as error:
+            _logger.warning("looking for mail and alarms will be tried again: %s", error)
+        self.attempts.report_stuck()
+        self._poll_timer = self._effects.call_at(self.now_ms() + self._settings.poll_interval_ms, self.poll)
+
+    async def stop(self) -> None:
+        """Let callbacks in flight end for ``stop_grace_s``, record the others as stopped, release every instance."""
+        self.is_stopping = True
+        await self._let_callbacks_end()
+        for scope in self.attempts.in_flight():
+            if not scope.instance.stepping.is_parked(scope):  # type: ignore[attr-defined]  # a scope's port is an Instance
+                self.apply(scope.instance, lambda instance, scope=scope: instance.stepping.interrupt(scope))  # type: ignore[arg-type,misc]  # the same
+        await self.committer.settle()
+        for instance in list(self.live.values()):
+            instance.owner = None
+            instance.save_progress()
+        self.committer.schedule()
+        await self.committer.settle()
+        await self.abort()
+
+    async def abort(self) -> None:
+        """Forget everything in memory, as a crash would; write nothing."""
+        self.is_stopping = True
+        self.committer.close()
+        for timer in (self._timer, self._poll_timer, *self._graces.values()):
+            if timer is not None:
+                timer.cancel()
+        for instance in list(self.live.values()):
+            instance.is_discarded = True
+            for pending in self._inputs.pop(instance.key, ()):
+                pending.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
+            instance.stepping.drop_body()
+        self.live.clear()
+        self._by_name.clear()
+        self._ready.clear()
+        self._stall.close()
+        await self.deliveries.close()
+        await self.attempts.close()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way but timers: no drive, no commit, no callback that is not itself waiting."""
+        return not self._ready and self.committer.is_idle() and not self.deliveries.in_flight() and not self.busy_callbacks()
+
+    def busy_callbacks(self) -> list[Scope]:
+        """Callbacks in flight that do not wait for a nested step."""
+        return [scope for scope in self.attempts.in_flight() if not scope.instance.stepping.is_parked(scope)]  # type: ignore[attr-defined]  # a scope's port is an Instance
+
+    # Host: what an instance asks for.
+
+    def now_ms(self) -> int:
+        return self._effects.now_ms()
+
+    def random(self) -> float:
+        return self._effects.random()
+
+    def new_context(self) -> contextvars.Context:
+        return self._context.copy()
+
+    def ready(self, instance: Instance) -> None:
+        self._ready[instance.key] = instance
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
+            self._loop.call_soon(self._pump, context=self._context)
+
+    def when_durable(self, instance: Instance, effect: Callable[..., object], *arguments: Any) -> None:
+        self.committer.when_durable(instance.key, effect, arguments)
+
+    def status_changed(self, instance: Instance, status: str) -> None:
+        self.when_durable(instance, self._on_status, instance, status)
+
+    def progressed(self, instance: Instance) -> None:
+        alarm_ms = instance.alarm_ms()
+        if alarm_ms is None:
+            self._alarms.remove(instance.key)
+        else:
+            self._alarms.set(instance.key, alarm_ms)
+            self._arm()
+
+    def has_free_place(self, instance: Instance, request: Request) -> bool:
+        if not self.is_stopping and self.attempts.reserve(request):
+            return True
+        self._starved[instance.key] = instance
+        return False
+
+    def start_callback(self, instance: Instance, request: Request, scope: Scope) -> None:
+        self.when_durable(instance, self.attempts.begin, request, scope)
+
+    def stop_callback(self, scope: Scope) -> bool:
+        return self.attempts.stop(scope)
+
+    def take_mail(self, instance: Instance) -> bool:
+        self.committer.guard(instance.key)
+        return self.mailbox.take(instance)
+
+    def finish_later(self, instance: Instance) -> None:
+        at_ms = self.now_ms() + round(self._settings.finish_grace_s * 1000)
+        self._graces[instance.key] = self._effects.call_at(at_ms, lambda: self._finish(instance))
+
+    def discard_body(self, execution: Execution) -> None:
+        self._loop.call_soon(execution.drop, context=self._context)
+
+    def runtime_of(self, instance: Instance) -> Any:
+        """The author's runtime object of an instance."""
+        return self._runtime_of(instance.workflow, instance.instance_id)
+
+    # AttemptSink: what callbacks report.
+
+    def attempt_succeeded(self, scope: Scope, stored: Stored | None) -> None:
+        self._report(scope, lambda instance: instance.stepping.succeeded(scope, stored))
+
+    def attempt_failed(self, scope: Scope, error: BaseException) -> None:
+        self._report(scope, lambda instance: instance.stepping.failed(scope, error))
+
+    def attempt_released(self, scope: Scope) -> None:
+        instance = self.live.get(scope.instance.key)  # type: ignore[attr-defined]  # a scope's port is an Instance
+        if instance is not None and instance.ending is not None and instance.stepping.released(scope):
+            self.ready(instance)
+
+    def place_is_free(self) -> None:
+        starved, self._starved = self._starved, {}
+        for instance in starved.values():
+            self.ready(instance)
+
+    # Within.
+
+    def _report(self, scope: Scope, action: Callable[[Instance], object]) -> None:
+        instance = self.live.get(scope.instance.key)  # type: ignore[attr-defined]  # a scope's port is an Instance
+        if instance is not None:
+            self.apply(instance, action)  # type: ignore[arg-type]  # what it returns is of no interest here
+
+    def _pump(self) -> None:
+        self._is_pump_scheduled = False
+        ready, self._ready = self._ready, {}
+        for instance in ready.values():
+            if instance.is_discarded:
+                continue
+            try:
+                with self._stall.driving(instance.label):
+                    instance.pump()
+            except KeyboardInterrupt as error:
+                self._on_failure(error)
+                raise
+            except Exception as error:  # A fault of ours in one instance must not stop the others.
+                self._broken(instance, error)
+            self._look_whether_idle(instance)
+        self.committer.schedule()
+
+    def _broken(self, instance: Instance, error: Exception) -> None:
+        _logger.exception("%s is held: driving it raised an error", instance.label(), exc_info=error)
+        self.committer.forget(instance.key)
+        self._reload(instance.key, f"driving it raised {type(error).__name__}: {error}; please report this")
+
+    def _look_whether_idle(self, instance: Instance) -> None:
+        if not instance.is_idle() or self.live.get(instance.key) is not instance:
+            self._idle.remove(instance.key)
+            return
+        wait_ms = round(self._settings.hibernate_after_s * 1000)
+        if wait_ms == 0 or len(self._idle) >= self._settings.idle_live_max:
+            self._hibernate(instance, wait_ms)
+        else:
+            self._idle.set(instance.key, self.now_ms() + wait_ms)
+            self._arm()
+
+    def _hibernate(self, instance: Instance, wait_ms: int) -> None:
+        alarm_ms = instance.alarm_ms()
+        if alarm_ms is not None and alarm_ms - self.now_ms() <= wait_ms:
+            return  # Its own alarm looks again.
+        if instance.is_drivable():
+            if self.take_mail(instance):
+                return
+            instance.owner = None
+            instance.save_progress()
+        self.when_durable(instance, self._drop_if_idle, instance)
+
+    def _drop_if_idle(self, instance: Instance) -> None:
+        is_awake = instance.owner is not None or instance.key in self._ready or self._inputs.get(instance.key)
+        if is_awake or not instance.is_idle() or self.live.get(instance.key) is not instance:
+            return
+        alarm_ms = instance.alarm_ms()
+        if alarm_ms is not None and (self._stored_alarm_ms is None or alarm_ms < self._stored_alarm_ms):
+            self._stored_alarm_ms = alarm_ms
+        self._remove(instance)
+        self._arm()
+
+    def _remove(self, instance: Instance) -> None:
+        instance.is_discarded = True
+        instance.stepping.drop_body()
+        self.live.pop(instance.key, None)
+        self._by_name.pop((instance.workflow, instance.instance_id), None)
+        self._alarms.remove(instance.key)
+        self._idle.remove(instance.key)
+        self._refusals.pop(instance.key, None)
+
+    def _wake(self, instance: Instance) -> None:
+        if instance.status == "running" and instance.owner is None:
+            instance.owner = self.incarnation
+            instance.save_progress()
+
+    def _make(self, key: int, workflow: str, instance_id: str, nonce: str) -> Instance:
+        entry = self._registry.by_name(workflow)
+        definition, delivers = (None, False) if entry is None else (entry.definition, entry.delivers_completion)
+        return Instance(self, key, workflow, instance_id, nonce, definition, delivers)
+
+    def _restore(self, record: InstanceRecord) -> Instance:
+        row = record.row
+        instance = self._make(row.key, row.workflow, row.instance_id, row.nonce)
+        restore(instance, record)
+        return instance
+
+    def _add(self, instance: Instance) -> None:
+        self.live[instance.key] = instance
+        self._by_name[(instance.workflow, instance.instance_id)] = instance
+
+    def _take_over(self, instance: Instance, is_takeover: bool) -> None:
+        if instance.status != "running":
+            if instance.owner is not None:
+                instance.owner = None
+                instance.save_progress()
+            self.progressed(instance)
+            return
+        instance.owner = self.incarnation
+        if is_takeover and any(step.in_flight for step in instance.journal.steps.values()):
+            instance.recoveries += 1
+        if instance.recoveries > self.recoveries_max and instance.held_reason is None:
+            instance.hold(
+                f"its process ended {instance.recoveries} times in a row while a callback was running; "
+                "a callback of it probably kills the process"
+            )
+        # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
+        instance.save_owner()
+
+    def _arm(self) -> None:
+        times = [at for at in (self._alarms.earliest(), self._idle.earliest(), self._stored_alarm_ms) if at is not None]
+        at_ms = min(times, default=None)
+        if at_ms == self._timer_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = at_ms
+        self._timer = None if at_ms is None or self.is_stopping else self._effects.call_at(at_ms, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer_ms = self._timer = None
+        now_ms = self.now_ms()
+        for key in self._alarms.pop_due(now_ms):
+            self._alarm(key, now_ms)
+        for key in self._idle.pop_due(now_ms):
+            instance = self.live.get(key)
+            if instance is not None and instance.is_idle():
+                self._hibernate(instance, round(self._settings.hibernate_after_s * 1000))
+        try:
+            self._claim_due()
+        except DatabaseError as error:
+            _logger.warning("looking for due alarms will be tried again: %s", error)
+        self.committer.schedule()
+        self._arm()
+
+    def _alarm(self, key: int, now_ms: int) -> None:
+        instance = self.live.get(key)
+        if instance is None or self.is_stopping:
+            return
+        if instance.status in TERMINAL:
+            self.deliveries.deliver(instance)
+        else:
+            self.apply(instance, lambda instance: instance.due(self.now_ms()))
+
+    def _claim_due(self) -> None:
+        now_ms = self.now_ms()
+        if self.is_stopping or self._stored_alarm_ms is None or self._stored_alarm_ms > now_ms:
+            return
+        due = self._store.due(now_ms, CLAIM_MAX)
+        taken = [key for key in due if key not in self.live]
+        for key in taken:
+            self.obtain(key)
+        self._stored_alarm_ms = now_ms if len(due) == CLAIM_MAX and taken else self._store.next_alarm(now_ms)
+        self._arm()
+
+    def _finish(self, instance: Instance) -> None:
+        timer = self._graces.pop(instance.key, None)
+        if timer is not None:
+            timer.cancel()
+        if not instance.is_discarded:
+            self.apply(instance, Instance.finish)
+
+    def _committed(self, batch: Batch) -> None:
+        for key in batch.rows.instance_keys():
+            inputs = self._inputs.get(key)
+            if inputs is not None and key not in batch.refused:
+                left = [pending for pending in inputs if pending.batch_number > batch.number]
+                if left:
+                    self._inputs[key] = left
+                else:
+                    del self._inputs[key]
+        for key, reason in batch.refused.items():
+            self._refused(key, reason)
+
+    def _refused(self, key: int, reason: str) -> None:
+        if reason == MAIL_WAITS:
+            self._reload(key, None)
+            return
+        self._refusals[key] = self._refusals.get(key, 0) + 1
+        instance = self.live.get(key)
+        label = "an instance" if instance is None else instance.label()
+        _logger.error("the database refused the rows of %s: %s", label, reason)
+        self._reload(key, None if self._refusals[key] < 2 else f"the database refused its rows twice: {reason}")
+
+    def _reload(self, key: int, hold_reason: str | None) -> None:
+        """Build an instance anew from the database, and apply again what was not durable yet."""
+        old = self.live.get(key)
+        if old is None:
+            return
+        self.committer.forget(key)
+        refusals = self._refusals.get(key, 0)
+        self._remove(old)
+        self.mailbox.forget(key)
+        inputs = self._inputs.pop(key, [])
+        row = self._store.find(old.workflow, old.instance_id)
+        record = None if row is None else self._store.load(row.key)
+        if record is None:
+            instance = self._make(self._effects.key(), old.workflow, old.instance_id, old.nonce)
+        else:
+            instance = self._restore(record)
+            self._take_over(instance, False)
+        self._add(instance)
+        instance.stepping.attach(old.stepping)
+        self._refusals[instance.key] = refusals
+        if hold_reason is not None:
+            for pending in inputs:
+                pending.reject(DatabaseUnavailableError(f"{instance.label()} is held: {hold_reason}"))
+            if record is not None and instance.status not in TERMINAL:
+                instance.hold(hold_reason)
+            return
+        if record is not None:
+            self.mailbox.take(instance)
+        for pending in inputs:
+            if record is None or pending.apply is not Instance.insert:
+                self.apply(instance, pending.apply, pending.reject)
+        self.ready(instance)
+
+    def _deposed(self, error: DeposedError) -> None:
+        _logger.critical("this engine has lost its database and stops: %s", error)
+        self._on_failure(error)
+
+    async def _let_callbacks_end(self) -> None:
+        expired: list[bool] = []
+        timer = self._effects.call_at(
+            self.now_ms() + round(self._settings.stop_grace_s * 1000), lambda: expired.append(True)
+        )
+        while self.busy_callbacks() and not expired:
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._loop.call_later(0.01, lambda turn=turn: turn.done() or turn.set_result(None))  # type: ignore[misc]  # a lambda's default
+            await turn
+        timer.cancel()
