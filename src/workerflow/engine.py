@@ -266,7 +266,9 @@ class Engine:
         await done
 
     def _failed(self, error: BaseException) -> None:
-        self._failure = error if isinstance(error, WorkflowError) else EngineClosedError(f"the engine stopped: {error!r}")
+        self._failure = (
+            error if isinstance(error, WorkflowError) else EngineClosedError(f"the engine stopped: {error!r}")
+        )
         self._failure.__cause__ = error
         for waiters in self._changes.values():
             for waiter in waiters:
@@ -278,7 +280,9 @@ class Engine:
 
 def _sqlite_path(url: str) -> Path:
     if url.startswith(("postgresql://", "postgres://")):
-        raise DefinitionError(f"{url.split('@')[-1]!r}: PostgreSQL is not supported yet; give the path of an SQLite file")
+        raise DefinitionError(
+            f"{url.split('@')[-1]!r}: PostgreSQL is not supported yet; give the path of an SQLite file"
+        )
     path = url.removeprefix("sqlite:///")
     if "://" in path or not path or path == ":memory:" or "\0" in path:
         raise DefinitionError(f"{url!r} is not a database; give a path or sqlite:///path (durable state needs a file)")

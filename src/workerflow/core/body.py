@@ -39,7 +39,9 @@ class _Handle:
 
     __slots__ = ("arguments", "callback", "context", "is_cancelled")
 
-    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context) -> None:
+    def __init__(
+        self, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context
+    ) -> None:
         self.callback = callback
         self.arguments = arguments
         self.context = context
@@ -91,7 +93,9 @@ class StepFuture(BodyFuture):
 class BodyTask(asyncio.Task[Any]):
     """A task that hashes by creation number."""
 
-    def __init__(self, coroutine: Any, *, loop: BodyLoop, name: str | None, context: contextvars.Context | None) -> None:
+    def __init__(
+        self, coroutine: Any, *, loop: BodyLoop, name: str | None, context: contextvars.Context | None
+    ) -> None:
         self._number = loop.next_number()
         # asyncio's own default name counts for the whole process, which no replay could repeat.
         super().__init__(coroutine, loop=loop, name=name or f"Task-{loop.task_count}", context=context)

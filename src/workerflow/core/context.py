@@ -125,7 +125,9 @@ class WorkflowRuntimeContext:
         step = self._journal.step(step_id, "wait")
         now_ms = to_milliseconds(now)
         if step.state == "waiting" and step.timeout_ms is not None and step.timeout_ms > now_ms:
-            raise StepError(f"wait step {step_id!r} cannot time out yet: its deadline is {to_datetime(step.timeout_ms)}")
+            raise StepError(
+                f"wait step {step_id!r} cannot time out yet: its deadline is {to_datetime(step.timeout_ms)}"
+            )
         self._journal.resolve(step, "timed_out", now_ms)
         return _wait_record(step)
 

@@ -18,7 +18,7 @@ class Deadlines(Generic[KeyT]):
     (5, ['a', 'b'])
     """
 
-    __slots__ = ("_heap", "_times", "_ticket")
+    __slots__ = ("_heap", "_ticket", "_times")
 
     def __init__(self) -> None:
         self._times: dict[KeyT, tuple[int, int]] = {}

@@ -7,7 +7,6 @@ they were recorded a moment ago or before a restart. So a race has the same winn
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from asyncio import events
 from heapq import heappop, heappush
@@ -184,5 +183,3 @@ def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
         # Nobody has to look at it: execute() may have gone on without this step.
         future._log_traceback = False  # type: ignore[attr-defined]  # asyncio's own switch, not in its stubs
-
-

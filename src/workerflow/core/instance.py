@@ -310,8 +310,12 @@ class Instance:
         result_type = None if ending.status != "completed" else "none" if ending.result_json is None else "json"
         self.host.rows.instance_finish.append(
             (
-                self.key, ending.status, result_type, ending.result_json,
-                *((failure.name, failure.message, failure.detail) if ending.failure else (None, None, None)), now_ms,
+                self.key,
+                ending.status,
+                result_type,
+                ending.result_json,
+                *((failure.name, failure.message, failure.detail) if ending.failure else (None, None, None)),
+                now_ms,
             )  # fmt: skip
         )
         self._log(ending.status, now_ms, reason)

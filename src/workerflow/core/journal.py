@@ -20,7 +20,17 @@ Kind = Literal["run", "sleep", "wait"]
 class Attempt:
     """One try of a callback. ``counts`` is 0 for a try that a graceful stop or an abandonment ended."""
 
-    __slots__ = ("counts", "ended_ms", "failure", "next_ms", "number", "result_json", "result_type", "started_ms", "state")
+    __slots__ = (
+        "counts",
+        "ended_ms",
+        "failure",
+        "next_ms",
+        "number",
+        "result_json",
+        "result_type",
+        "started_ms",
+        "state",
+    )
 
     def __init__(self, number: int, started_ms: int) -> None:
         self.number = number
@@ -139,14 +149,28 @@ class Journal:
     ) -> JournalStep:
         """Add a step that does not exist yet."""
         step = JournalStep(step_id, len(self.steps) + 1, kind, parent_id, now_ms)
-        step.max_attempts, step.wake_ms, step.event_name, step.timeout_ms = max_attempts, wake_ms, event_name, timeout_ms
+        step.max_attempts, step.wake_ms, step.event_name, step.timeout_ms = (
+            max_attempts,
+            wake_ms,
+            event_name,
+            timeout_ms,
+        )
         if parent_id is not None:
             self.step(parent_id, "run").children.append(step)
         self.steps[step_id] = step
         self.rows.step_insert.append(
             (
-                self.instance_key, step_id, step.ordinal, kind, parent_id, max_attempts, step.state,
-                wake_ms, event_name, timeout_ms, now_ms,
+                self.instance_key,
+                step_id,
+                step.ordinal,
+                kind,
+                parent_id,
+                max_attempts,
+                step.state,
+                wake_ms,
+                event_name,
+                timeout_ms,
+                now_ms,
             )  # fmt: skip
         )
         return step

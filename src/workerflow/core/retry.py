@@ -50,7 +50,9 @@ def duration_ms(duration: Duration, what: str) -> int:
         # Rounded first: 0.1 + 0.2 seconds are 300 ms to everybody but a float.
         milliseconds = math.ceil(round(duration * 1000, 6))
     if not 0 <= milliseconds <= MILLISECONDS_MAX:
-        raise DefinitionError(f"{what}: {duration!r} is out of range; a duration is 0 or more, and ends before year 9999")
+        raise DefinitionError(
+            f"{what}: {duration!r} is out of range; a duration is 0 or more, and ends before year 9999"
+        )
     return milliseconds
 
 

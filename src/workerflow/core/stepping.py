@@ -261,7 +261,7 @@ class Stepping:
         return self.execution
 
     def _end(self, execution: Execution) -> None:
-        from workerflow.core.instance import Ending  # noqa: PLC0415  # the two classes are halves of one whole
+        from workerflow.core.instance import Ending  # the two classes are halves of one whole
 
         instance = self._instance
         assert instance.definition is not None
@@ -418,9 +418,7 @@ class Stepping:
         instance = self._instance
         # Stable for the step over all attempts, and different after the instance was deleted and created anew.
         idempotency_key = f"{instance.nonce}:{step.step_id}"
-        scope = Scope(
-            instance, instance.workflow, instance.instance_id, step.step_id, attempt.number, idempotency_key
-        )
+        scope = Scope(instance, instance.workflow, instance.instance_id, step.step_id, attempt.number, idempotency_key)
         self.in_flight[step.step_id] = scope
         self._host.start_callback(instance, request, scope)
 
@@ -567,5 +565,3 @@ def _stuck(label: str) -> Failure:
             "it probably awaits an asyncio.Event, Queue or Future that no code of its own will set"
         )
     )
-
-

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from workerflow.errors import SchemaVersionError
 
 
-def migrate(
-    stored: int, migrations: list[tuple[int, str]], apply: Callable[[int, str], None], where: str
-) -> None:
+def migrate(stored: int, migrations: list[tuple[int, str]], apply: Callable[[int, str], None], where: str) -> None:
     """Apply the migrations that the database lacks, in order; refuse one that is newer than this version.
 
     >>> applied = []

@@ -104,6 +104,10 @@ class Attempts:
         """The callbacks that have not ended."""
         return [scope for scope in self._running if scope.is_alive]
 
+    def all_have_timeouts(self, scopes: list[Scope]) -> bool:
+        """Whether time alone would end these callbacks."""
+        return all(scope in self._running and self._running[scope].timer is not None for scope in scopes)
+
     def report_stuck(self) -> None:
         """Log, once each, the callbacks that have been running for longer than ``watchdog_s``."""
         now_s = self._effects.monotonic_s()
@@ -174,7 +178,9 @@ class Attempts:
             self._sink.attempt_failed(scope, error)
             return
         if len(stored.text) > self._settings.value_bytes_warn:
-            _logger.warning("the result of step %r of %r is %d bytes", scope.step_id, scope.instance_id, len(stored.text))
+            _logger.warning(
+                "the result of step %r of %r is %d bytes", scope.step_id, scope.instance_id, len(stored.text)
+            )
         self._sink.attempt_succeeded(scope, None if value is None else stored)
 
     def _time_out(self, scope: Scope) -> None:

@@ -69,12 +69,14 @@ class Deliveries:
             ended = runtime.get_workflow_events()[-1]
             await runtime.completion(
                 WorkflowCompletionEvent(
-                    delivery_id, instance.status, ended.recorded_at, instance.workflow, instance.instance_id  # type: ignore[arg-type]  # it has ended
+                    delivery_id,
+                    instance.status,
+                    ended.recorded_at,
+                    instance.workflow,
+                    instance.instance_id,  # type: ignore[arg-type]  # it has ended
                 )
             )
         except Exception as problem:  # Whatever the author's handler raises, the delivery is tried again.
             _logger.warning("completion() of %s raised and will be called again: %r", instance.label(), problem)
             error = f"{type(problem).__name__}: {problem}"
         self._host.apply(instance, lambda instance: instance.delivery_ended(error))
-
-

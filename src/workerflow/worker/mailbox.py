@@ -77,9 +77,7 @@ class Mailbox:
         return "done"
 
 
-def receive(
-    instance: Instance, name: str, payload: str | None, event_id: str | None
-) -> tuple[Receipt, Inbound | None]:
+def receive(instance: Instance, name: str, payload: str | None, event_id: str | None) -> tuple[Receipt, Inbound | None]:
     """Give an instance an event: the receipt as known now, and the event if it was accepted."""
     if instance.is_duplicate(event_id):
         return Receipt.duplicate, None

@@ -185,5 +185,3 @@ def _answer(answer: asyncio.Future[Any], value: Any, error: BaseException | None
         answer.set_result(value)
     else:
         answer.set_exception(error)
-
-

@@ -33,9 +33,7 @@ class CallbackThreads:
         """Give a place back."""
         self.reserved -= 1
 
-    def run(
-        self, context: contextvars.Context, function: Callable[[], Any], done: Callable[[Outcome], None]
-    ) -> None:
+    def run(self, context: contextvars.Context, function: Callable[[], Any], done: Callable[[Outcome], None]) -> None:
         """Call *function* in a thread, then *done* on the running loop. Needs a reserved place."""
         loop = asyncio.get_running_loop()
 

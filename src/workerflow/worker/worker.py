@@ -19,7 +19,7 @@ from workerflow.core.rows import Rows
 from workerflow.effects import Effects, Timer
 from workerflow.errors import DatabaseError, DatabaseUnavailableError, EngineClosedError
 from workerflow.settings import Settings
-from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Mail, Store
+from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Store
 from workerflow.worker.attempts import Attempts
 from workerflow.worker.committer import Committer
 from workerflow.worker.deliveries import Deliveries
@@ -202,7 +202,12 @@ class Worker:
 
     def is_quiet(self) -> bool:
         """Whether nothing is under way but timers: no drive, no commit, no callback that is not itself waiting."""
-        return not self._ready and self.committer.is_idle() and not self.deliveries.in_flight() and not self.busy_callbacks()
+        return (
+            not self._ready
+            and self.committer.is_idle()
+            and not self.deliveries.in_flight()
+            and not self.busy_callbacks()
+        )
 
     def busy_callbacks(self) -> list[Scope]:
         """Callbacks in flight that do not wait for a nested step."""

@@ -304,4 +304,3 @@ def _roll_back(raw: apsw.Connection) -> None:
             raw.execute("ROLLBACK")
     except apsw.Error:  # The first error is the one to report; recover() opens a new connection.
         pass
-
