@@ -33,8 +33,8 @@ class WorkflowDefinition(Generic[InputT, ResultT]):
     through callbacks of ``self.run``. What it keeps on ``self`` is rebuilt by replay. A callback must return values; it
     must not write to ``self`` nor change its arguments, which a replay would not repeat.
 
-    A verb's request happens at the call. It returns an awaitable for ``await``, ``asyncio.gather``, ``asyncio.wait`` and
-    ``TaskGroup.create_task``. Ids are unique within one execution: a second use raises DefinitionError.
+    A verb's request happens at the call. It returns an awaitable for ``await``, ``asyncio.gather``, ``asyncio.wait``
+    and ``TaskGroup.create_task``. Ids are unique within one execution: a second use raises DefinitionError.
 
     >>> class Greeting(WorkflowDefinition[str, str]):
     ...     async def execute(self) -> str:
@@ -44,11 +44,12 @@ class WorkflowDefinition(Generic[InputT, ResultT]):
     """
 
     name: ClassVar[str]
+    _declared_types: ClassVar[tuple[ValueType, ValueType]]
     _port: RequestPort | None = None
     _random: random.Random | None = None
 
     async def execute(self) -> ResultT:
-        """The workflow itself. Its return value is the instance's result; an error that leaves it fails the instance."""
+        """The workflow itself: what it returns is the result; an error that leaves it fails the instance."""
         raise NotImplementedError
 
     @property
@@ -94,7 +95,7 @@ class WorkflowDefinition(Generic[InputT, ResultT]):
         """Call *callback* with *args* and give its stored result: at least once, and never again once it is stored.
 
         An async callback runs on the application's loop, a plain function in a thread. *max_attempts* is short for
-        ``RetryPolicy(max_attempts=…)``; neither means three attempts. *timeout* ends one attempt after that many seconds
+        ``RetryPolicy(max_attempts=…)``; neither means three attempts. *timeout* ends one attempt after so many seconds
         (an async callback is cancelled; a thread's late result is refused). *returns* declares the result type where
         the callback's annotation does not. With *at_most_once* an interrupted attempt is not run again. Raises
         DefinitionError at the call for bad arguments, and into the body what the callback raised for good.
@@ -217,7 +218,8 @@ class DurableTimeout:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        assert self._sleep is not None and self._task is not None
+        assert self._sleep is not None
+        assert self._task is not None
         if not self._has_fired:
             self._sleep.remove_done_callback(self._fire)
             self._sleep.cancel()
@@ -235,7 +237,7 @@ class _ReplaySilentLogger(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logging.getLogger("workerflow.workflow"), {"instance": port.label()})
         self._port = port
 
-    def isEnabledFor(self, level: int) -> bool:
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # the name is logging's
         return not self._port.is_replaying() and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
@@ -248,9 +250,16 @@ def workflow_name(definition: type[WorkflowDefinition[Any, Any]]) -> str:
     return checked_id(definition.__dict__.get("name", definition.__name__), "workflow name")
 
 
-@lru_cache(maxsize=1024)
 def declared_types(definition: type[WorkflowDefinition[Any, Any]]) -> tuple[ValueType, ValueType]:
     """The types of input and result: the parameters of the base class, then what ``execute()`` says it returns."""
+    known: tuple[ValueType, ValueType] | None = definition.__dict__.get("_declared_types")
+    if known is None:
+        known = _declared_types(definition)
+        definition._declared_types = known
+    return known
+
+
+def _declared_types(definition: type[WorkflowDefinition[Any, Any]]) -> tuple[ValueType, ValueType]:
     where = f"definition {definition.__name__}"
     for base in (base for cls in definition.__mro__ for base in getattr(cls, "__orig_bases__", ())):
         if get_origin(base) is WorkflowDefinition:

@@ -80,6 +80,12 @@ class _WallTimer:
         self._handle.cancel()
 
 
+def set_done(future: asyncio.Future[None]) -> None:
+    """Let a future without a value be done, if it is not yet: what a timer does to its waiter."""
+    if not future.done():
+        future.set_result(None)
+
+
 class SystemEffects:
     """The real clock and the operating system's randomness."""
 

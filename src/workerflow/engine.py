@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -14,8 +15,8 @@ from typing import Any, TypeVar
 from workerflow.core.instance import Instance
 from workerflow.core.model import InstanceSummary, optional_datetime, to_datetime, to_milliseconds
 from workerflow.definition import WorkflowDefinition, checked_id
-from workerflow.effects import Effects, SystemEffects
-from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError, WorkflowError
+from workerflow.effects import Effects, SystemEffects, set_done
+from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError
 from workerflow.handle import WorkflowHandle
 from workerflow.runtime import WorkflowRuntime
 from workerflow.settings import Settings
@@ -115,7 +116,7 @@ class Engine:
         after: InstanceSummary | None = None,
     ) -> list[InstanceSummary]:
         """A page of instances, newest first; *after* is the last summary of the page before. *limit* is 1 to 1000."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
+        if type(limit) is not int or not 1 <= limit <= 1000:
             raise DefinitionError(f"limit={limit!r} must be a whole number from 1 to 1000")
         name = None if workflow is None else self._registry.resolve(workflow, allow_unknown=True).name
         store = self._require_store()
@@ -208,8 +209,7 @@ class Engine:
         self._runtimes.clear()
         for waiters in self._changes.values():
             for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                set_done(waiter)
         self._changes.clear()
 
     def _require_store(self) -> SqliteStore:
@@ -233,8 +233,7 @@ class Engine:
     def _status_changed(self, instance: Instance, status: str) -> None:
         name = (instance.workflow, instance.instance_id)
         for waiter in self._changes.pop(name, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+            set_done(waiter)
         entry = self._registry.by_name(instance.workflow)
         if entry is None or status == "held" or entry.runtime.on_status_change is WorkflowRuntime.on_status_change:
             return
@@ -255,25 +254,22 @@ class Engine:
             change.add_done_callback(lambda _: self._changes.get(name, set()).discard(change))
         else:
             timer = self._effects.call_at(
-                self._effects.now_ms() + RESULT_LOOK_AGAIN_MS, lambda: change.done() or change.set_result(None)
+                self._effects.now_ms() + RESULT_LOOK_AGAIN_MS, functools.partial(set_done, change)
             )
             change.add_done_callback(lambda _: timer.cancel())
         return change
 
     async def _after(self, milliseconds: int) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._effects.call_at(self._effects.now_ms() + milliseconds, lambda: done.done() or done.set_result(None))
+        self._effects.call_at(self._effects.now_ms() + milliseconds, functools.partial(set_done, done))
         await done
 
     def _failed(self, error: BaseException) -> None:
-        self._failure = (
-            error if isinstance(error, WorkflowError) else EngineClosedError(f"the engine stopped: {error!r}")
-        )
+        self._failure = EngineClosedError(f"the engine on {self.url} stopped: {error!r}")
         self._failure.__cause__ = error
         for waiters in self._changes.values():
             for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                set_done(waiter)
         if self._stop_asked is not None:
             self._stop_asked.set()
 

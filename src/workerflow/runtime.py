@@ -45,7 +45,7 @@ class WorkflowRuntime(Generic[InputT, ResultT]):
         self.instance_id = instance_id
 
     async def completion(self, event: WorkflowCompletionEvent) -> None:
-        """Override it to hear of the end, durably: called at least once, until it returns, with the same ``event.id``."""
+        """Override it to hear of the end, durably: called until it returns once, always with the same ``event.id``."""
 
     def on_status_change(self, status: str) -> None:
         """Override it to hear of running, paused, completed, failed and cancelled: in this process, best effort."""

@@ -132,7 +132,7 @@ class WorkflowRuntimeContext:
         return _wait_record(step)
 
     def has_in_progress_child_steps(self, step_id: str) -> bool:
-        """Whether a direct child explains that the run has no outcome yet: no child, or one failed for good, does not."""
+        """Whether a direct child explains that the run has no outcome yet; one that failed for good does not."""
         return self._journal.has_in_progress_children(self._journal.step(step_id, "run"))
 
     def steps(self) -> list[Step]:

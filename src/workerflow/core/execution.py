@@ -12,7 +12,7 @@ from asyncio import events
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from workerflow.core.body import BodyLoop, RunawayBodyError, StepFuture
+from workerflow.core.body import RunawayBodyError, StepFuture, new_body_loop
 from workerflow.core.request import CURRENT_SCOPE, Request
 from workerflow.errors import DefinitionError
 
@@ -43,9 +43,9 @@ class Execution:
         self._used_ids: set[str] = set()
         self._outcomes: list[tuple[int, str]] = []
         # 62 bits, so that hashes of different instances never meet; the low bits count within the body.
-        self._loop = BodyLoop(instance.label(), int(instance.nonce[:10], 16) << 20, instance.host.handles_max)
+        self._loop = new_body_loop(instance.label(), int(instance.nonce[:10], 16) << 20, instance.host.handles_max)
         self._context = instance.host.new_context()
-        self._root: asyncio.Task[Any] | None = None
+        self._root: asyncio.Future[Any] | None = None
 
     def begin(self) -> None:
         """Run ``execute()`` up to its first waits."""
@@ -133,7 +133,7 @@ class Execution:
         return self.instance.label()
 
     def _create_root(self) -> None:
-        self._root = self._loop.create_task(self._definition.execute(), name="execute")  # type: ignore[assignment]  # a coroutine always gives a task
+        self._root = self._loop.create_task(self._definition.execute(), name="execute")
 
     def _ask_in_body(self, request: Request) -> asyncio.Future[Any]:
         step_id = request.step_id
@@ -182,4 +182,4 @@ def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         # Nobody has to look at it: execute() may have gone on without this step.
-        future._log_traceback = False  # type: ignore[attr-defined]  # asyncio's own switch, not in its stubs
+        future._log_traceback = False

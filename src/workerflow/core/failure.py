@@ -38,7 +38,10 @@ def describe(error: BaseException) -> Failure:
     name = clean_text(type(error).__name__)
     message = f"{name}: {clean_text(_text(error))}"[:MESSAGE_CHARACTERS_MAX]
     state = getattr(error, "__dict__", {})
-    detail = {"type": f"{type(error).__module__}:{type(error).__qualname__}", "traceback": format_traceback(error)}
+    detail: dict[str, Any] = {
+        "type": f"{type(error).__module__}:{type(error).__qualname__}",
+        "traceback": format_traceback(error),
+    }
     if is_exact_json(list(error.args)) and is_exact_json(state):
         detail |= {"args": list(error.args), "state": dict(state)}
     elif is_exact_json(getattr(error, "data", None)):

@@ -306,18 +306,9 @@ class Instance:
         self.stepping.end(cut, now_ms)
         self._check_move(ending.status)
         self.status = ending.status
-        failure = ending.failure or Failure(None, "", None)
         result_type = None if ending.status != "completed" else "none" if ending.result_json is None else "json"
-        self.host.rows.instance_finish.append(
-            (
-                self.key,
-                ending.status,
-                result_type,
-                ending.result_json,
-                *((failure.name, failure.message, failure.detail) if ending.failure else (None, None, None)),
-                now_ms,
-            )  # fmt: skip
-        )
+        outcome = (result_type, ending.result_json, *(ending.failure or (None, None, None)))
+        self.host.rows.instance_finish.append((self.key, ending.status, *outcome, now_ms))
         self._log(ending.status, now_ms, reason)
         self.owner = self.held_reason = self.held_ms = None
         self.deadlines.clear()

@@ -158,21 +158,8 @@ class Journal:
         if parent_id is not None:
             self.step(parent_id, "run").children.append(step)
         self.steps[step_id] = step
-        self.rows.step_insert.append(
-            (
-                self.instance_key,
-                step_id,
-                step.ordinal,
-                kind,
-                parent_id,
-                max_attempts,
-                step.state,
-                wake_ms,
-                event_name,
-                timeout_ms,
-                now_ms,
-            )  # fmt: skip
-        )
+        asked = (kind, parent_id, max_attempts, step.state, wake_ms, event_name, timeout_ms)
+        self.rows.step_insert.append((self.instance_key, step_id, step.ordinal, *asked, now_ms))
         return step
 
     def start_attempt(self, step: JournalStep, now_ms: int) -> Attempt:
@@ -271,8 +258,7 @@ class Journal:
             )
 
     def _end_row(self, step: JournalStep, attempt: Attempt) -> tuple[object, ...]:
-        name, message, detail = attempt.failure or (None, None, None)
-        return (
-            self.instance_key, step.step_id, attempt.number, attempt.state, attempt.ended_ms, attempt.result_type,
-            attempt.result_json, name, message, detail, attempt.next_ms, attempt.counts, step.sequence,
-        )  # fmt: skip
+        identity = (self.instance_key, step.step_id, attempt.number)
+        result = (attempt.state, attempt.ended_ms, attempt.result_type, attempt.result_json)
+        failure = attempt.failure or (None, None, None)
+        return (*identity, *result, *failure, attempt.next_ms, attempt.counts, step.sequence)

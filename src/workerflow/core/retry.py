@@ -85,7 +85,7 @@ class RetryPolicy:
         if self.max_elapsed is not None:
             duration_ms(self.max_elapsed, "RetryPolicy.max_elapsed")
         for name, value, least, most in (("factor", self.factor, 1.0, 1e6), ("jitter", self.jitter, 0.0, 1.0)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            if type(value) not in (int, float) or not least <= value <= most:
                 raise DefinitionError(f"RetryPolicy.{name}={value!r} must be a number from {least:g} to {most:g}")
         _check_retry_on(self.retry_on)
 

@@ -208,7 +208,9 @@ class Stepping:
             if step.sequence is None and step.abandoned_ms is None:
                 self._journal.abandon(step, now_ms)
         self._instance.deadlines.clear()
-        return any([self._host.stop_callback(scope) for scope in self.in_flight.values()])
+        # A list, not a generator: every one of them must be stopped.
+        takes_a_while = [self._host.stop_callback(scope) for scope in self.in_flight.values()]
+        return any(takes_a_while)
 
     def released(self, scope: Scope) -> bool:
         """A callback that was cancelled because its workflow ends has ended; whether it was the last one."""

@@ -50,7 +50,7 @@ MAIL_WAITS = "mail came first"
 
 
 class Store(Protocol):
-    """One database. All methods block; only ``commit``, ``recover`` and ``send`` may be called outside the loop's thread.
+    """One database. All methods block; only ``commit``, ``recover`` and ``send`` may be called in another thread.
 
     Reads see committed state only. Every method raises DatabaseUnavailableError when the database refuses for now.
     """

@@ -12,6 +12,7 @@ from typing import Any
 from workerflow.core.model import to_datetime
 from workerflow.core.retry import duration_ms
 from workerflow.definition import WorkflowDefinition
+from workerflow.effects import set_done
 from workerflow.engine import Engine
 from workerflow.errors import EngineClosedError
 from workerflow.runtime import WorkflowRuntime
@@ -20,7 +21,7 @@ from workerflow.testing.virtual import VirtualEffects
 from workerflow.worker.worker import Worker
 
 QUIET_TURNS = 4
-"""Turns of the loop without anything under way before the engine counts as settled: a callback's own tasks need some."""
+"""Turns of the loop with nothing under way before the engine counts as settled: a callback's tasks need some."""
 LOOK_AGAIN_S = 0.001
 HANGING_S = 0.05
 """How long a callback with a timeout may take in real time before the virtual clock moves towards its timeout."""
@@ -30,8 +31,8 @@ NO_POLL_MS = 10**15
 class SimulatedEngine(Engine):
     """An Engine with a database of its own and a clock that moves only by ``advance``.
 
-    Callbacks run for real; sleeps, retries, deadlines and timeouts are virtual, so thirty days pass in milliseconds. The
-    same *seed* gives the same ids and jitter. It is opened with ``async with`` and deletes its database at the end.
+    Callbacks run for real; sleeps, retries, deadlines and timeouts are virtual, so thirty days pass in milliseconds.
+    The same *seed* gives the same ids and jitter. It is opened with ``async with`` and deletes its database at the end.
 
     >>> import asyncio
     >>> from workerflow import WorkflowDefinition
@@ -137,5 +138,5 @@ class SimulatedEngine(Engine):
     async def _turn(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        loop.call_later(seconds, lambda: turn.done() or turn.set_result(None))
+        loop.call_later(seconds, set_done, turn)
         await turn

@@ -8,13 +8,14 @@ for them, so that an outcome and its consequences are one batch.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from workerflow.core.rows import Rows
-from workerflow.effects import Effects
+from workerflow.effects import Effects, set_done
 from workerflow.errors import DatabaseUnavailableError
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store, StoreBusyError
@@ -181,9 +182,7 @@ class Committer:
 
     async def _pause(self, milliseconds: int) -> None:
         done: asyncio.Future[None] = self._loop.create_future()
-        timer = self._effects.call_at(
-            self._effects.now_ms() + milliseconds, lambda: done.done() or done.set_result(None)
-        )
+        timer = self._effects.call_at(self._effects.now_ms() + milliseconds, functools.partial(set_done, done))
         try:
             await done
         finally:
@@ -206,5 +205,4 @@ class Committer:
         else:
             waiters, self._idle_waiters = self._idle_waiters, []
             for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                set_done(waiter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from workerflow.core.instance import Instance
 from workerflow.core.model import WorkflowCompletionEvent
@@ -70,10 +70,10 @@ class Deliveries:
             await runtime.completion(
                 WorkflowCompletionEvent(
                     delivery_id,
-                    instance.status,
+                    cast(Any, instance.status),
                     ended.recorded_at,
                     instance.workflow,
-                    instance.instance_id,  # type: ignore[arg-type]  # it has ended
+                    instance.instance_id,
                 )
             )
         except Exception as problem:  # Whatever the author's handler raises, the delivery is tried again.

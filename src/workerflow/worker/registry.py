@@ -30,9 +30,7 @@ class Registry:
         for workflow in workflows:
             entry = _registered(workflow)
             if entry.name in self._by_name:
-                raise DefinitionError(
-                    f"two workflows have the name {entry.name!r}; set name = '…' in one of the classes"
-                )
+                raise DefinitionError(f"two workflows have the name {entry.name!r}; set name = '…' in one class")
             self._by_name[entry.name] = entry
 
     def names(self) -> list[str]:
@@ -61,9 +59,7 @@ def _registered(workflow: Any) -> Registered:
     if isinstance(workflow, type) and issubclass(workflow, WorkflowRuntime):
         definition = getattr(workflow, "definition", None)
         if definition is None:
-            raise DefinitionError(
-                f"runtime {workflow.__name__} has no definition; set definition = YourDefinition in it"
-            )
+            raise DefinitionError(f"runtime {workflow.__name__} has no definition; set definition = Yours in it")
         check_definition(definition)
         # The runtime is what callers name; its definition may serve several runtimes.
         name = checked_id(workflow.__dict__.get("name") or definition.__dict__.get("name") or workflow.__name__, "name")

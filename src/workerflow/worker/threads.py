@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -38,10 +39,8 @@ class CallbackThreads:
         loop = asyncio.get_running_loop()
 
         def report(outcome: Outcome) -> None:
-            try:
+            with suppress(RuntimeError):  # The loop is closed: nobody is left to hear of it.
                 loop.call_soon_threadsafe(done, outcome)
-            except RuntimeError:  # The loop is closed: nobody is left to hear of it.
-                pass
 
         if self._thread_count < self.reserved:
             self._thread_count += 1

@@ -280,7 +280,7 @@ class Worker:
         self._report(scope, lambda instance: instance.stepping.failed(scope, error))
 
     def attempt_released(self, scope: Scope) -> None:
-        instance = self.live.get(scope.instance.key)  # type: ignore[attr-defined]  # a scope's port is an Instance
+        instance = self.live.get(scope.instance.key)
         if instance is not None and instance.ending is not None and instance.stepping.released(scope):
             self.ready(instance)
 
@@ -292,7 +292,7 @@ class Worker:
     # Within.
 
     def _report(self, scope: Scope, action: Callable[[Instance], object]) -> None:
-        instance = self.live.get(scope.instance.key)  # type: ignore[attr-defined]  # a scope's port is an Instance
+        instance = self.live.get(scope.instance.key)
         if instance is not None:
             self.apply(instance, action)  # type: ignore[arg-type]  # what it returns is of no interest here
 

@@ -71,9 +71,7 @@ def translated(path: Path) -> Iterator[None]:
     except (apsw.ReadOnlyError, apsw.PermissionsError) as error:
         raise DatabaseError(f"{path} is read-only ({error}); make file and folder writable for this user") from error
     except (apsw.BusyError, apsw.LockedError) as error:
-        raise DatabaseLockedError(
-            f"{path} is locked by a foreign transaction ({error}); end it and try again"
-        ) from error
+        raise DatabaseLockedError(f"{path} is locked by a foreign transaction ({error}); end that first") from error
     except (apsw.IOError, apsw.FullError, apsw.NoMemError, apsw.ConnectionClosedError) as error:
         raise DatabaseUnavailableError(
             f"{path} refuses for now ({type(error).__name__}: {error}); free space or mend the disk, then try again"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ADDRESS_BYTES_MAX = 100
@@ -68,7 +69,5 @@ def send_hint(path: Path) -> None:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
-        try:
+        with suppress(OSError):  # Nobody listens, or its queue is full of hints already.
             sender.sendto(b"!", address)
-        except OSError:  # Nobody listens, or its queue is full of hints already.
-            pass
