@@ -37,4 +37,6 @@ def current_attempt() -> CurrentAttempt:
     scope = CURRENT_SCOPE.get()
     if scope is None:
         raise DefinitionError("current_attempt() works only inside a callback of self.run")
-    return CurrentAttempt(scope.workflow, scope.instance_id, scope.step_id, scope.attempt, scope.idempotency_key)
+    return CurrentAttempt(
+        scope.instance.workflow, scope.instance.instance_id, scope.step_id, scope.attempt, scope.idempotency_key
+    )

@@ -113,10 +113,11 @@ class Execution:
                 f"step {request.step_id!r} of {self.instance.label()} was asked for {where}; the workflow context is "
                 "unavailable there: call run, sleep and wait inside execute() or in an async callback of this instance"
             )
-        if (scope.workflow, scope.instance_id) != (self.instance.workflow, self.instance.instance_id):
+        owner = (scope.instance.workflow, scope.instance.instance_id)
+        if owner != (self.instance.workflow, self.instance.instance_id):
             raise DefinitionError(
                 f"step {request.step_id!r} of {self.instance.label()} was asked for in a callback of "
-                f"{scope.workflow} {scope.instance_id!r}; a callback may use its own instance only"
+                f"{owner[0]} {owner[1]!r}; a callback may use its own instance only"
             )
         return scope.instance.ask_nested(request, scope, running)
 

@@ -230,7 +230,7 @@ class Instance:
 
     def ask_nested(self, request: Request, scope: Scope, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Take a request of an async callback."""
-        return self.stepping.ask_nested(request, scope, loop)
+        return self.stepping.nesting.ask(request, scope, loop)
 
     def nested_is_done(self, request: Request) -> None:
         """The future of a nested request is done."""

@@ -15,8 +15,9 @@ from workerflow.core.retry import DEFAULT_RETRY, RetryPolicy
 class NestingPort(Protocol):
     """What a callback's nested verbs need of the instance."""
 
-    @property
-    def key(self) -> int: ...
+    key: int
+    workflow: str
+    instance_id: str
 
     def ask_nested(self, request: Request, scope: Scope, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Take a request and give the future of its outcome."""
@@ -33,19 +34,20 @@ class Scope:
     ``is_alive`` turns False when the attempt ends, so that a left-over task of it can ask for nothing.
     """
 
-    __slots__ = ("attempt", "idempotency_key", "instance", "instance_id", "is_alive", "step_id", "used_ids", "workflow")
+    __slots__ = ("attempt", "idempotency_key", "instance", "is_alive", "request", "used_ids")
 
-    def __init__(
-        self, instance: NestingPort, workflow: str, instance_id: str, step_id: str, attempt: int, idempotency_key: str
-    ) -> None:
+    def __init__(self, instance: NestingPort, request: Request, attempt: int, idempotency_key: str) -> None:
         self.instance = instance
-        self.workflow = workflow
-        self.instance_id = instance_id
-        self.step_id = step_id
+        self.request = request
         self.attempt = attempt
         self.idempotency_key = idempotency_key
         self.is_alive = True
         self.used_ids: set[str] = set()
+
+    @property
+    def step_id(self) -> str:
+        """The run step whose callback this is."""
+        return self.request.step_id
 
 
 CURRENT_SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("workerflow_scope", default=None)

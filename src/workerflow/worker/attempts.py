@@ -119,7 +119,7 @@ class Attempts:
                 _logger.warning(
                     "the callback of step %r of workflow %r instance %r has been running for %d s; "
                     "give the step a timeout if that is too long",
-                    scope.step_id, scope.workflow, scope.instance_id, now_s - running.began_s,
+                    scope.step_id, scope.instance.workflow, scope.instance.instance_id, now_s - running.began_s,
                 )  # fmt: skip
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class Attempts:
             return
         if len(stored.text) > self._settings.value_bytes_warn:
             _logger.warning(
-                "the result of step %r of %r is %d bytes", scope.step_id, scope.instance_id, len(stored.text)
+                "the result of step %r of %r is %d bytes", scope.step_id, scope.instance.instance_id, len(stored.text)
             )
         self._sink.attempt_succeeded(scope, None if value is None else stored)
 

@@ -6,10 +6,9 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from workerflow.codec import Stored
-from workerflow.core.deadlines import Deadlines
 from workerflow.core.execution import Execution
 from workerflow.core.instance import Instance
 from workerflow.core.load import InstanceRecord, restore
@@ -20,9 +19,11 @@ from workerflow.effects import Effects, Timer
 from workerflow.errors import DatabaseError, DatabaseUnavailableError, EngineClosedError
 from workerflow.settings import Settings
 from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Store
+from workerflow.worker.alarms import Alarms
 from workerflow.worker.attempts import Attempts
 from workerflow.worker.committer import Committer
 from workerflow.worker.deliveries import Deliveries
+from workerflow.worker.inputs import Input, Inputs
 from workerflow.worker.mailbox import Mailbox
 from workerflow.worker.registry import Registry
 from workerflow.worker.stall import StallWatcher
@@ -31,14 +32,6 @@ _logger = logging.getLogger("workerflow")
 
 CLAIM_MAX = 1000
 """Instances taken up at a time, so that a crowd of due alarms does not stop the loop."""
-
-
-class Input(NamedTuple):
-    """Something that happened to an instance, applied again when its rows had to be discarded."""
-
-    apply: Callable[[Instance], None]
-    reject: Callable[[BaseException], None]
-    batch_number: int
 
 
 class Worker:
@@ -76,14 +69,10 @@ class Worker:
         self._context = contextvars.copy_context()
         self._ready: dict[int, Instance] = {}
         self._is_pump_scheduled = False
-        self._inputs: dict[int, list[Input]] = {}
+        self._inputs = Inputs()
         self._refusals: dict[int, int] = {}
         self._starved: dict[int, Instance] = {}
-        self._alarms: Deadlines[int] = Deadlines()
-        self._idle: Deadlines[int] = Deadlines()
-        self._stored_alarm_ms: int | None = None
-        self._timer: Timer | None = None
-        self._timer_ms: int | None = None
+        self._alarms = Alarms(effects, self._alarms_fired)
         self._poll_timer: Timer | None = None
         self._graces: dict[int, Timer] = {}
         self.committer = Committer(
@@ -105,8 +94,8 @@ class Worker:
             instance = self.obtain(key)
             if instance is not None:
                 instance.delivery_ms = self.now_ms()
-                self._alarms.set(key, instance.delivery_ms)
-        self._stored_alarm_ms = self.now_ms()
+                self.progressed(instance)
+        self._alarms.stored_ms = self.now_ms()
         self.poll()
 
     def obtain(self, key: int, *, is_takeover: bool = False) -> Instance | None:
@@ -142,13 +131,13 @@ class Worker:
     def apply(
         self,
         instance: Instance,
-        action: Callable[[Instance], None],
-        reject: Callable[[BaseException], None] = lambda error: None,
+        action: Callable[[Instance], object],
+        reject: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         """Do something to an instance, and again if its rows have to be discarded before they are durable."""
         if instance.is_discarded:
             instance = self.live[instance.key]
-        self._inputs.setdefault(instance.key, []).append(Input(action, reject, self.committer.number))
+        self._inputs.add(instance.key, Input(action, reject, self.committer.number))
         self._wake(instance)
         action(instance)
         self.committer.schedule()
@@ -171,7 +160,7 @@ class Worker:
         self.is_stopping = True
         await self._let_callbacks_end()
         for scope in self.attempts.in_flight():
-            if not scope.instance.stepping.is_parked(scope):  # type: ignore[attr-defined]  # a scope's port is an Instance
+            if not scope.instance.stepping.nesting.is_parked(scope):  # type: ignore[attr-defined]  # a scope's port is an Instance
                 self.apply(scope.instance, lambda instance, scope=scope: instance.stepping.interrupt(scope))  # type: ignore[arg-type,misc]  # the same
         await self.committer.settle()
         for instance in list(self.live.values()):
@@ -185,12 +174,13 @@ class Worker:
         """Forget everything in memory, as a crash would; write nothing."""
         self.is_stopping = True
         self.committer.close()
-        for timer in (self._timer, self._poll_timer, *self._graces.values()):
+        self._alarms.close()
+        for timer in (self._poll_timer, *self._graces.values()):
             if timer is not None:
                 timer.cancel()
         for instance in list(self.live.values()):
             instance.is_discarded = True
-            for pending in self._inputs.pop(instance.key, ()):
+            for pending in self._inputs.take(instance.key):
                 pending.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
             instance.stepping.drop_body()
         self.live.clear()
@@ -211,7 +201,7 @@ class Worker:
 
     def busy_callbacks(self) -> list[Scope]:
         """Callbacks in flight that do not wait for a nested step."""
-        return [scope for scope in self.attempts.in_flight() if not scope.instance.stepping.is_parked(scope)]  # type: ignore[attr-defined]  # a scope's port is an Instance
+        return [scope for scope in self.attempts.in_flight() if not scope.instance.stepping.nesting.is_parked(scope)]  # type: ignore[attr-defined]  # a scope's port is an Instance
 
     # Host: what an instance asks for.
 
@@ -237,12 +227,7 @@ class Worker:
         self.when_durable(instance, self._on_status, instance, status)
 
     def progressed(self, instance: Instance) -> None:
-        alarm_ms = instance.alarm_ms()
-        if alarm_ms is None:
-            self._alarms.remove(instance.key)
-        else:
-            self._alarms.set(instance.key, alarm_ms)
-            self._arm()
+        self._alarms.set_live(instance.key, instance.alarm_ms())
 
     def has_free_place(self, instance: Instance, request: Request) -> bool:
         if not self.is_stopping and self.attempts.reserve(request):
@@ -294,7 +279,7 @@ class Worker:
     def _report(self, scope: Scope, action: Callable[[Instance], object]) -> None:
         instance = self.live.get(scope.instance.key)
         if instance is not None:
-            self.apply(instance, action)  # type: ignore[arg-type]  # what it returns is of no interest here
+            self.apply(instance, action)
 
     def _pump(self) -> None:
         self._is_pump_scheduled = False
@@ -320,14 +305,13 @@ class Worker:
 
     def _look_whether_idle(self, instance: Instance) -> None:
         if not instance.is_idle() or self.live.get(instance.key) is not instance:
-            self._idle.remove(instance.key)
+            self._alarms.idle.remove(instance.key)
             return
         wait_ms = round(self._settings.hibernate_after_s * 1000)
-        if wait_ms == 0 or len(self._idle) >= self._settings.idle_live_max:
+        if wait_ms == 0 or len(self._alarms.idle) >= self._settings.idle_live_max:
             self._hibernate(instance, wait_ms)
         else:
-            self._idle.set(instance.key, self.now_ms() + wait_ms)
-            self._arm()
+            self._alarms.set_idle(instance.key, self.now_ms() + wait_ms)
 
     def _hibernate(self, instance: Instance, wait_ms: int) -> None:
         alarm_ms = instance.alarm_ms()
@@ -341,22 +325,18 @@ class Worker:
         self.when_durable(instance, self._drop_if_idle, instance)
 
     def _drop_if_idle(self, instance: Instance) -> None:
-        is_awake = instance.owner is not None or instance.key in self._ready or self._inputs.get(instance.key)
+        is_awake = instance.owner is not None or instance.key in self._ready or self._inputs.has(instance.key)
         if is_awake or not instance.is_idle() or self.live.get(instance.key) is not instance:
             return
-        alarm_ms = instance.alarm_ms()
-        if alarm_ms is not None and (self._stored_alarm_ms is None or alarm_ms < self._stored_alarm_ms):
-            self._stored_alarm_ms = alarm_ms
         self._remove(instance)
-        self._arm()
 
     def _remove(self, instance: Instance) -> None:
+        alarm_ms = instance.alarm_ms()
         instance.is_discarded = True
         instance.stepping.drop_body()
         self.live.pop(instance.key, None)
         self._by_name.pop((instance.workflow, instance.instance_id), None)
-        self._alarms.remove(instance.key)
-        self._idle.remove(instance.key)
+        self._alarms.leave(instance.key, alarm_ms)
         self._refusals.pop(instance.key, None)
 
     def _wake(self, instance: Instance) -> None:
@@ -397,22 +377,10 @@ class Worker:
         # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
         instance.save_owner()
 
-    def _arm(self) -> None:
-        times = [at for at in (self._alarms.earliest(), self._idle.earliest(), self._stored_alarm_ms) if at is not None]
-        at_ms = min(times, default=None)
-        if at_ms == self._timer_ms:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ms = at_ms
-        self._timer = None if at_ms is None or self.is_stopping else self._effects.call_at(at_ms, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer_ms = self._timer = None
-        now_ms = self.now_ms()
-        for key in self._alarms.pop_due(now_ms):
-            self._alarm(key, now_ms)
-        for key in self._idle.pop_due(now_ms):
+    def _alarms_fired(self, now_ms: int) -> None:
+        for key in self._alarms.live.pop_due(now_ms):
+            self._alarm(key)
+        for key in self._alarms.idle.pop_due(now_ms):
             instance = self.live.get(key)
             if instance is not None and instance.is_idle():
                 self._hibernate(instance, round(self._settings.hibernate_after_s * 1000))
@@ -421,9 +389,8 @@ class Worker:
         except DatabaseError as error:
             _logger.warning("looking for due alarms will be tried again: %s", error)
         self.committer.schedule()
-        self._arm()
 
-    def _alarm(self, key: int, now_ms: int) -> None:
+    def _alarm(self, key: int) -> None:
         instance = self.live.get(key)
         if instance is None or self.is_stopping:
             return
@@ -434,14 +401,15 @@ class Worker:
 
     def _claim_due(self) -> None:
         now_ms = self.now_ms()
-        if self.is_stopping or self._stored_alarm_ms is None or self._stored_alarm_ms > now_ms:
+        if self.is_stopping or not self._alarms.is_stored_due(now_ms):
             return
         due = self._store.due(now_ms, CLAIM_MAX)
         taken = [key for key in due if key not in self.live]
         for key in taken:
             self.obtain(key)
-        self._stored_alarm_ms = now_ms if len(due) == CLAIM_MAX and taken else self._store.next_alarm(now_ms)
-        self._arm()
+        has_more = len(due) == CLAIM_MAX and taken
+        self._alarms.stored_ms = now_ms if has_more else self._store.next_alarm(now_ms)
+        self._alarms.arm()
 
     def _finish(self, instance: Instance) -> None:
         timer = self._graces.pop(instance.key, None)
@@ -451,14 +419,7 @@ class Worker:
             self.apply(instance, Instance.finish)
 
     def _committed(self, batch: Batch) -> None:
-        for key in batch.rows.instance_keys():
-            inputs = self._inputs.get(key)
-            if inputs is not None and key not in batch.refused:
-                left = [pending for pending in inputs if pending.batch_number > batch.number]
-                if left:
-                    self._inputs[key] = left
-                else:
-                    del self._inputs[key]
+        self._inputs.confirm(batch.rows.instance_keys() - batch.refused.keys(), batch.number)
         for key, reason in batch.refused.items():
             self._refused(key, reason)
 
@@ -481,7 +442,7 @@ class Worker:
         refusals = self._refusals.get(key, 0)
         self._remove(old)
         self.mailbox.forget(key)
-        inputs = self._inputs.pop(key, [])
+        inputs = self._inputs.take(key)
         row = self._store.find(old.workflow, old.instance_id)
         record = None if row is None else self._store.load(row.key)
         if record is None:

@@ -1,0 +1,46 @@
+"""Inputs: what happened to instances and is not durable yet.
+
+When the database refuses an instance's rows, they are discarded and the instance is built anew from what is stored.
+What happened since, such as the outcome of a callback, must not be lost with the rows: it is applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from workerflow.core.instance import Instance
+
+
+class Input(NamedTuple):
+    """One thing that happened. ``reject`` tells whoever waits that it will not be applied."""
+
+    apply: Callable[[Instance], object]
+    reject: Callable[[BaseException], object]
+    batch_number: int
+
+
+class Inputs:
+    """The inputs of all instances that are not confirmed by a commit."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[int, list[Input]] = {}
+
+    def add(self, key: int, item: Input) -> None:
+        """Remember one more."""
+        self._by_key.setdefault(key, []).append(item)
+
+    def has(self, key: int) -> bool:
+        """Whether an instance has any."""
+        return key in self._by_key
+
+    def confirm(self, keys: set[int], batch_number: int) -> None:
+        """A batch with rows of these instances is durable."""
+        for key in keys:
+            left = [item for item in self._by_key.pop(key, ()) if item.batch_number > batch_number]
+            if left:
+                self._by_key[key] = left
+
+    def take(self, key: int) -> list[Input]:
+        """Remove and give those of an instance, oldest first."""
+        return self._by_key.pop(key, [])
