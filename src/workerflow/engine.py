@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from workerflow.core.instance import Instance
 from workerflow.core.model import InstanceSummary, optional_datetime, to_datetime, to_milliseconds
@@ -72,7 +72,7 @@ class Engine:
         self._runtimes: dict[tuple[str, str], WorkflowRuntime[Any, Any]] = {}
         self._changes: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
 
-    async def __aenter__(self) -> Engine:
+    async def __aenter__(self) -> Self:
         if self._store is not None:
             raise DefinitionError(f"this engine on {self.url} is open already; make another one")
         self._failure = None

@@ -225,6 +225,8 @@ class Worker:
 
     def status_changed(self, instance: Instance, status: str) -> None:
         self.when_durable(instance, self._on_status, instance, status)
+        if instance.delivery_ms is not None:
+            self.when_durable(instance, self._alarm, instance.key)
 
     def progressed(self, instance: Instance) -> None:
         self._alarms.set_live(instance.key, instance.alarm_ms())
@@ -475,7 +477,7 @@ class Worker:
         timer = self._effects.call_at(
             self.now_ms() + round(self._settings.stop_grace_s * 1000), lambda: expired.append(True)
         )
-        while self.busy_callbacks() and not expired:
+        while (self.busy_callbacks() or self.deliveries.in_flight()) and not expired:
             turn: asyncio.Future[None] = self._loop.create_future()
             self._loop.call_later(0.01, lambda turn=turn: turn.done() or turn.set_result(None))  # type: ignore[misc]  # a lambda's default
             await turn

@@ -1,0 +1,45 @@
+"""A worker process for the crowd test: serves workflows until it is killed. Arguments: database, effect log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from workerflow import Engine, RetryPolicy, WorkflowDefinition, current_attempt
+
+STEPS = 5
+
+
+async def effect() -> int:
+    attempt = current_attempt()
+    line = f"{attempt.instance_id} {attempt.step_id}\n".encode()
+    descriptor = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, line)
+    os.close(descriptor)
+    os.write(1, line)
+    # Long enough for a kill to find it in flight.
+    await asyncio.sleep(0.005)  # noqa: TID251  # the callback of a real process, killed in real time
+    return 1
+
+
+class Crowd(WorkflowDefinition[None, int]):
+    async def execute(self) -> int:
+        total = 0
+        quick = RetryPolicy(max_attempts=50, initial=0.01)
+        for number in range(STEPS):
+            total += await self.run(f"step-{number}", effect, retry=quick)
+            if number == 1:
+                await self.sleep("sleep", 0.2)
+            if number == 3:
+                total += await self.wait("wait", "go", int)
+        return total
+
+
+async def main() -> None:
+    async with Engine(sys.argv[1], [Crowd]) as engine:
+        await engine.run_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,60 @@
+"""Callbacks that a test holds in flight, and a runtime that remembers what its hooks were told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from workerflow import WorkflowDefinition, WorkflowRuntime
+
+
+class Gate:
+    """An async callback that says when it has begun, and ends only when it is let go.
+
+    Counts its calls, and remembers whether it was cancelled. After ``open()`` it returns *result* at every call.
+    """
+
+    def __init__(self, result: Any = None, error: BaseException | None = None) -> None:
+        self.calls = 0
+        self.cancellations = 0
+        self._begun: asyncio.Queue[int] = asyncio.Queue()
+        self._open = asyncio.Event()
+        self._result = result
+        self._error = error
+
+    async def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        self._begun.put_nowait(self.calls)
+        try:
+            await self._open.wait()
+        except asyncio.CancelledError:
+            self.cancellations += 1
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    async def begun(self) -> int:
+        """Wait for the next call to begin; gives its number."""
+        return await self._begun.get()
+
+    def open(self) -> None:
+        """Let every call end, those to come too."""
+        self._open.set()
+
+
+class Watched(WorkflowRuntime[Any, Any]):
+    """The base of runtimes made by ``watched``."""
+
+    statuses: list[str]
+
+
+def watched(definition: type[WorkflowDefinition[Any, Any]]) -> type[Watched]:
+    """A runtime of *definition* whose ``statuses`` are what ``on_status_change`` was told, in order."""
+    statuses: list[str] = []
+
+    def on_status_change(self: Watched, status: str) -> None:
+        statuses.append(status)
+
+    members = {"definition": definition, "on_status_change": on_status_change, "statuses": statuses}
+    return type(f"Watched{definition.__name__}", (Watched,), members)
