@@ -8,12 +8,14 @@ import logging
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
+from weakref import WeakKeyDictionary
 
 from workerflow.core.instance import Instance
-from workerflow.core.model import InstanceSummary, optional_datetime, to_datetime, to_milliseconds
+from workerflow.core.model import InstanceSummary, Status, optional_datetime, to_datetime, to_milliseconds
 from workerflow.definition import WorkflowDefinition, checked_id
 from workerflow.effects import Effects, SystemEffects, set_done
 from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError
@@ -69,7 +71,8 @@ class Engine:
         self._hints: HintListener | None = None
         self._stop_asked: asyncio.Event | None = None
         self._failure: BaseException | None = None
-        self._runtimes: dict[tuple[str, str], WorkflowRuntime[Any, Any]] = {}
+        # One per instance in memory: it goes when the instance hibernates.
+        self._runtimes: WeakKeyDictionary[Instance, WorkflowRuntime[Any, Any]] = WeakKeyDictionary()
         self._changes: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
 
     async def __aenter__(self) -> Self:
@@ -118,6 +121,8 @@ class Engine:
         """A page of instances, newest first; *after* is the last summary of the page before. *limit* is 1 to 1000."""
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise DefinitionError(f"limit={limit!r} must be a whole number from 1 to 1000")
+        if status is not None and status not in get_args(Status):
+            raise DefinitionError(f"status={status!r} is not known; it is one of {', '.join(get_args(Status))}")
         name = None if workflow is None else self._registry.resolve(workflow, allow_unknown=True).name
         store = self._require_store()
         cursor = None
@@ -146,15 +151,16 @@ class Engine:
         assert self._stop_asked is not None
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self._signalled, number)
+        with suppress(ValueError, RuntimeError, NotImplementedError):  # Not in the main thread: others must stop it.
+            for number in numbers:
+                loop.add_signal_handler(number, self._signalled, number)
         try:
             await self._stop_asked.wait()
         finally:
             for number in numbers:
                 # The second one is for the impatient: it meets the system's default, which ends the process.
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
+                if loop.remove_signal_handler(number):
+                    signal.signal(number, signal.SIG_DFL)
         if self._failure is not None:
             raise self._failure
 
@@ -225,10 +231,13 @@ class Engine:
             return LocalPort(self._worker, store, self._settings, entry, instance_id)
         return MailPort(store, self._settings, self._effects, lambda: send_hint(self._path), entry, instance_id)
 
-    def _runtime(self, workflow: str, instance_id: str) -> WorkflowRuntime[Any, Any]:
-        entry = self._registry.by_name(workflow)
-        assert entry is not None
-        return entry.runtime(self._port(entry, instance_id), instance_id)
+    def _runtime(self, instance: Instance) -> WorkflowRuntime[Any, Any]:
+        runtime = self._runtimes.get(instance)
+        if runtime is None:
+            entry = self._registry.resolve(instance.workflow, allow_unknown=True)
+            runtime = entry.runtime(self._port(entry, instance.instance_id), instance.instance_id)
+            self._runtimes[instance] = runtime
+        return runtime
 
     def _status_changed(self, instance: Instance, status: str) -> None:
         name = (instance.workflow, instance.instance_id)
@@ -237,13 +246,10 @@ class Engine:
         entry = self._registry.by_name(instance.workflow)
         if entry is None or status == "held" or entry.runtime.on_status_change is WorkflowRuntime.on_status_change:
             return
-        runtime = self._runtimes.get(name) or self._runtimes.setdefault(name, self._runtime(*name))
         try:
-            runtime.on_status_change(status)
+            self._runtime(instance).on_status_change(status)
         except Exception:  # A hook is best effort: it must not stop what it watches.
             _logger.exception("on_status_change(%r) of %s raised", status, instance.label())
-        if status in ("completed", "failed", "cancelled"):
-            self._runtimes.pop(name, None)
 
     def _changed(self, workflow: str, instance_id: str) -> asyncio.Future[None]:
         """A future that is done when the instance may have ended or been held."""

@@ -19,7 +19,7 @@ from workerflow.core.model import (
 )
 from workerflow.core.retry import DEFAULT_RETRY, RetryPolicy, check_max_attempts
 from workerflow.core.rows import Rows
-from workerflow.errors import StepError
+from workerflow.errors import InternalError, StepError
 
 
 class WorkflowRuntimeContext:
@@ -226,6 +226,10 @@ def _sleep_record(step: JournalStep) -> SleepStep:
 
 def _wait_record(step: JournalStep) -> WaitStep:
     assert step.event_name is not None
+    if step.state == "satisfied" and step.claimed is None:
+        raise InternalError(
+            f"wait step {step.step_id!r} is satisfied, but no event is claimed by it: the rows are damaged"
+        )
     payload = None if step.claimed is None else step.claimed.payload
     return WaitStep(
         id=step.step_id,

@@ -166,9 +166,7 @@ class Instance:
         if self.status == "paused":
             self._move("running", self.host.now_ms(), "resumed")
         elif not was_held:
-            raise WorkflowStateError(
-                f"Cannot resume workflow: expected status 'paused' but got '{self.status}'.", self.status
-            )
+            raise not_resumable(self.status)
         if self.status == "running":
             self.owner = self.host.incarnation
             self.stepping.match_all()
@@ -203,7 +201,9 @@ class Instance:
         """Stop driving until a person acts."""
         self.stepping.drop_body()
         self.held_reason, self.held_ms = reason, self.host.now_ms()
+        self.owner = None
         self.save_progress()
+        self.host.status_changed(self, "held")
 
     def is_drivable(self) -> bool:
         """Whether the body may move."""
@@ -332,3 +332,8 @@ class Instance:
     def _log(self, event: str, now_ms: int, reason: str | None = None) -> None:
         self.lifecycle_count += 1
         self.host.rows.lifecycle_insert.append((self.key, self.lifecycle_count, event, now_ms, reason))
+
+
+def not_resumable(status: str) -> WorkflowStateError:
+    """The error of ``resume`` in a status in which there is nothing to resume."""
+    return WorkflowStateError(f"Cannot resume workflow: expected status 'paused' but got '{status}'.", status)

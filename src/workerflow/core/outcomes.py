@@ -7,7 +7,13 @@ from typing import Any
 from workerflow.core.failure import Failure, describe, rebuild
 from workerflow.core.journal import Attempt, JournalStep
 from workerflow.core.request import Request
-from workerflow.errors import DefinitionError, MaxAttemptsExceededError, NonRetryableStepError, WaitTimeoutError
+from workerflow.errors import (
+    DefinitionError,
+    InternalError,
+    MaxAttemptsExceededError,
+    NonRetryableStepError,
+    WaitTimeoutError,
+)
 
 
 def outcome_of(request: Request, step: JournalStep, values: dict[str, Any]) -> tuple[Any, BaseException | None]:
@@ -19,8 +25,10 @@ def outcome_of(request: Request, step: JournalStep, values: dict[str, Any]) -> t
         return None, None
     assert request.value_type is not None
     if step.kind == "wait":
-        if step.claimed is None:
+        if step.state == "timed_out":
             return None, WaitTimeoutError(step.step_id, step.event_name or "")
+        if step.claimed is None:
+            raise InternalError(f"wait step {step.step_id!r} is satisfied, but no event is claimed by it")
         payload = step.claimed.payload
         return (None if payload is None else request.value_type.load(payload, f"wait {step.step_id!r}")), None
     attempt = step.attempts[-1]

@@ -29,6 +29,10 @@ class AttemptSink(Protocol):
         """A callback that was told to stop has ended."""
         ...
 
+    def process_interrupted(self, error: KeyboardInterrupt) -> None:
+        """A callback raised KeyboardInterrupt: the engine stops, and nothing is recorded of it."""
+        ...
+
     def place_is_free(self) -> None:
         """A thread is free again."""
         ...
@@ -134,7 +138,7 @@ class Attempts:
     async def _await(self, scope: Scope, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
         try:
             value = await function(*arguments)
-        except (KeyboardInterrupt, GeneratorExit):
+        except GeneratorExit:
             raise
         except BaseException as error:  # SystemExit and foreign cancellations are outcomes of the attempt, too.
             self._end(scope, None, error)
@@ -159,7 +163,9 @@ class Attempts:
             return
         if running.timer is not None:
             running.timer.cancel()
-        if running.is_stopped or not scope.is_alive:
+        if isinstance(error, KeyboardInterrupt):
+            self._sink.process_interrupted(error)
+        elif running.is_stopped or not scope.is_alive:
             self._sink.attempt_released(scope)
         elif error is not None:
             self._sink.attempt_failed(scope, error)

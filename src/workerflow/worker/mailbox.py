@@ -32,12 +32,14 @@ class Mailbox:
         # Applied, but still untaken in committed state.
         self._applied: set[int] = set()
 
-    def take_all(self, limit: int) -> None:
-        """Apply what has come for any instance."""
-        for mail in self._store.untaken_mail(limit):
+    def take_all(self, limit: int) -> int:
+        """Apply what has come for any instance; how many there were."""
+        mails = self._store.untaken_mail(limit)
+        for mail in mails:
             instance = self._host.obtain(mail.key)
             if instance is not None:
                 self._take(instance, mail)
+        return len(mails)
 
     def take(self, instance: Instance) -> bool:
         """Apply what has come for this instance; whether there was any."""

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from workerflow.codec import UNSET, checked_text, store_self_declared
+from workerflow.codec import UNDECLARED, UNSET, checked_text, dump_json, is_exact_json, store_self_declared
 from workerflow.core.context import step_record
-from workerflow.core.instance import Instance
+from workerflow.core.instance import Instance, not_resumable
 from workerflow.core.journal import Journal
 from workerflow.core.load import InstanceRecord, fill_journal
 from workerflow.core.model import Receipt, Status, Step, WorkflowEvent, to_datetime
 from workerflow.core.rows import Rows
 from workerflow.definition import checked_id, declared_types
 from workerflow.effects import Effects
-from workerflow.errors import WorkflowStateError
+from workerflow.errors import InvalidValueError, WorkflowStateError
 from workerflow.settings import Settings
 from workerflow.store.base import Mail, Store
 from workerflow.worker.mailbox import receive
@@ -58,12 +58,21 @@ class Port:
         if value is UNSET:
             return None
         where = f"input of workflow {self._entry.name!r} instance {self._id!r}"
-        text = store_self_declared(value, where, self._settings.value_bytes_max).text
-        if self._entry.definition is not None:
-            # What the definition cannot read must be refused here, not when it is loaded.
-            declared = declared_types(self._entry.definition)[0]
+        bytes_max = self._settings.value_bytes_max
+        if self._entry.definition is None:
+            return store_self_declared(value, where, bytes_max).text
+        declared = declared_types(self._entry.definition)[0]
+        if declared is UNDECLARED:
+            return store_self_declared(value, where, bytes_max).text
+        try:
+            return declared.store(value, where, bytes_max).text
+        except InvalidValueError:
+            # Plain data that says the same, such as a dict for a dataclass, will do if the definition can read it.
+            text = dump_json(value) if is_exact_json(value) else None
+            if text is None or len(text) > bytes_max:
+                raise
             declared.load(text, where)
-        return text
+            return text
 
     def _payload_text(self, event: str, value: Any) -> str | None:
         if value is UNSET:
@@ -100,9 +109,12 @@ class LocalPort(Port):
         return Receipt.queued if instance.is_unused(event_row) else Receipt.used
 
     async def pause(self) -> None:
-        await self._do(Instance.pause)
+        if self._worker.find(self._entry.name, self._id) is not None:
+            await self._do(Instance.pause)
 
     async def resume(self) -> None:
+        if self._worker.find(self._entry.name, self._id) is None:
+            raise not_resumable("pending")
         await self._do(Instance.resume)
 
     async def cancel(self, reason: str | None) -> None:
@@ -145,14 +157,15 @@ class MailPort(Port):
         return Receipt(await self._send("event", name=name, payload=text, event_id=event_id))
 
     async def pause(self) -> None:
-        await self._send("pause")
+        if self._store.find(self._entry.name, self._id) is not None:
+            await self._send("pause")
 
     async def resume(self) -> None:
         row = self._store.find(self._entry.name, self._id)
         is_resumable = row is not None and (row.status == "paused" or row.held_reason is not None)
         if not is_resumable and not self._has_pause_in_mail():
             status = "pending" if row is None else row.status
-            raise WorkflowStateError(f"Cannot resume workflow: expected status 'paused' but got '{status}'.", status)
+            raise not_resumable(status)
         await self._send("resume")
 
     async def cancel(self, reason: str | None) -> None:

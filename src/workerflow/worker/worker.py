@@ -23,6 +23,7 @@ from workerflow.worker.alarms import Alarms
 from workerflow.worker.attempts import Attempts
 from workerflow.worker.committer import Committer
 from workerflow.worker.deliveries import Deliveries
+from workerflow.worker.hibernation import Hibernation
 from workerflow.worker.inputs import Input, Inputs
 from workerflow.worker.mailbox import Mailbox
 from workerflow.worker.registry import Registry
@@ -48,7 +49,7 @@ class Worker:
         always_replay: bool,
         on_status: Callable[[Instance, str], None],
         on_failure: Callable[[BaseException], None],
-        runtime_of: Callable[[str, str], Any],
+        runtime_of: Callable[[Instance], Any],
     ) -> None:
         self.rows = Rows()
         self.handles_max = settings.handles_per_drive_max
@@ -72,13 +73,14 @@ class Worker:
         self._inputs = Inputs()
         self._refusals: dict[int, int] = {}
         self._starved: dict[int, Instance] = {}
-        self._alarms = Alarms(effects, self._alarms_fired)
+        self.alarms = Alarms(effects, self._alarms_fired)
         self._poll_timer: Timer | None = None
         self._graces: dict[int, Timer] = {}
         self.committer = Committer(
             store, self.rows, effects, settings, incarnation,
             has_ready=lambda: bool(self._ready), on_committed=self._committed, on_deposed=self._deposed,
         )  # fmt: skip
+        self._hibernation = Hibernation(self, settings)
         self.attempts = Attempts(self, effects, settings, self.new_context)
         self.mailbox = Mailbox(self, store, effects)
         self.deliveries = Deliveries(self, registry, round(settings.delivery_lease_s * 1000))
@@ -95,7 +97,7 @@ class Worker:
             if instance is not None:
                 instance.delivery_ms = self.now_ms()
                 self.progressed(instance)
-        self._alarms.stored_ms = self.now_ms()
+        self.alarms.stored_ms = self.now_ms()
         self.poll()
 
     def obtain(self, key: int, *, is_takeover: bool = False) -> Instance | None:
@@ -148,12 +150,14 @@ class Worker:
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         try:
-            self.mailbox.take_all(CLAIM_MAX)
+            has_more = self.mailbox.take_all(CLAIM_MAX) == CLAIM_MAX
             self._claim_due()
         except DatabaseError as error:
+            has_more = False
             _logger.warning("looking for mail and alarms will be tried again: %s", error)
         self.attempts.report_stuck()
-        self._poll_timer = self._effects.call_at(self.now_ms() + self._settings.poll_interval_ms, self.poll)
+        wait_ms = 0 if has_more else self._settings.poll_interval_ms
+        self._poll_timer = self._effects.call_at(self.now_ms() + wait_ms, self.poll)
 
     async def stop(self) -> None:
         """Let callbacks in flight end for ``stop_grace_s``, record the others as stopped, release every instance."""
@@ -162,19 +166,20 @@ class Worker:
         for scope in self.attempts.in_flight():
             if not scope.instance.stepping.nesting.is_parked(scope):  # type: ignore[attr-defined]  # a scope's port is an Instance
                 self.apply(scope.instance, lambda instance, scope=scope: instance.stepping.interrupt(scope))  # type: ignore[arg-type,misc]  # the same
-        await self.committer.settle()
-        for instance in list(self.live.values()):
-            instance.owner = None
-            instance.save_progress()
-        self.committer.schedule()
-        await self.committer.settle()
+        try:
+            async with asyncio.timeout(self._settings.stop_grace_s):
+                await self._release_all()
+        except TimeoutError:
+            _logger.error(
+                "the database takes no writes: the engine stops as if it had crashed; nothing durable is lost"
+            )
         await self.abort()
 
     async def abort(self) -> None:
         """Forget everything in memory, as a crash would; write nothing."""
         self.is_stopping = True
         self.committer.close()
-        self._alarms.close()
+        self.alarms.close()
         for timer in (self._poll_timer, *self._graces.values()):
             if timer is not None:
                 timer.cancel()
@@ -189,6 +194,19 @@ class Worker:
         self._stall.close()
         await self.deliveries.close()
         await self.attempts.close()
+
+    async def _release_all(self) -> None:
+        await self.committer.settle()
+        for instance in list(self.live.values()):
+            if instance.owner is not None:
+                instance.owner = None
+                instance.save_progress()
+        self.committer.schedule()
+        await self.committer.settle()
+
+    def is_awake(self, instance: Instance) -> bool:
+        """Whether something has happened to an instance that is not driven or not durable yet."""
+        return instance.key in self._ready or self._inputs.has(instance.key)
 
     def is_quiet(self) -> bool:
         """Whether nothing is under way but timers: no drive, no commit, no callback that is not itself waiting."""
@@ -229,7 +247,7 @@ class Worker:
             self.when_durable(instance, self._alarm, instance.key)
 
     def progressed(self, instance: Instance) -> None:
-        self._alarms.set_live(instance.key, instance.alarm_ms())
+        self.alarms.set_live(instance.key, instance.alarm_ms())
 
     def has_free_place(self, instance: Instance, request: Request) -> bool:
         if not self.is_stopping and self.attempts.reserve(request):
@@ -256,7 +274,7 @@ class Worker:
 
     def runtime_of(self, instance: Instance) -> Any:
         """The author's runtime object of an instance."""
-        return self._runtime_of(instance.workflow, instance.instance_id)
+        return self._runtime_of(instance)
 
     # AttemptSink: what callbacks report.
 
@@ -270,6 +288,9 @@ class Worker:
         instance = self.live.get(scope.instance.key)
         if instance is not None and instance.ending is not None and instance.stepping.released(scope):
             self.ready(instance)
+
+    def process_interrupted(self, error: KeyboardInterrupt) -> None:
+        self._on_failure(error)
 
     def place_is_free(self) -> None:
         starved, self._starved = self._starved, {}
@@ -297,7 +318,7 @@ class Worker:
                 raise
             except Exception as error:  # A fault of ours in one instance must not stop the others.
                 self._broken(instance, error)
-            self._look_whether_idle(instance)
+            self._hibernation.look(instance)
         self.committer.schedule()
 
     def _broken(self, instance: Instance, error: Exception) -> None:
@@ -305,44 +326,18 @@ class Worker:
         self.committer.forget(instance.key)
         self._reload(instance.key, f"driving it raised {type(error).__name__}: {error}; please report this")
 
-    def _look_whether_idle(self, instance: Instance) -> None:
-        if not instance.is_idle() or self.live.get(instance.key) is not instance:
-            self._alarms.idle.remove(instance.key)
-            return
-        wait_ms = round(self._settings.hibernate_after_s * 1000)
-        if wait_ms == 0 or len(self._alarms.idle) >= self._settings.idle_live_max:
-            self._hibernate(instance, wait_ms)
-        else:
-            self._alarms.set_idle(instance.key, self.now_ms() + wait_ms)
-
-    def _hibernate(self, instance: Instance, wait_ms: int) -> None:
-        alarm_ms = instance.alarm_ms()
-        if alarm_ms is not None and alarm_ms - self.now_ms() <= wait_ms:
-            return  # Its own alarm looks again.
-        if instance.is_drivable():
-            if self.take_mail(instance):
-                return
-            instance.owner = None
-            instance.save_progress()
-        self.when_durable(instance, self._drop_if_idle, instance)
-
-    def _drop_if_idle(self, instance: Instance) -> None:
-        is_awake = instance.owner is not None or instance.key in self._ready or self._inputs.has(instance.key)
-        if is_awake or not instance.is_idle() or self.live.get(instance.key) is not instance:
-            return
-        self._remove(instance)
-
-    def _remove(self, instance: Instance) -> None:
+    def remove(self, instance: Instance) -> None:
+        """Let an instance leave memory; its rows remain."""
         alarm_ms = instance.alarm_ms()
         instance.is_discarded = True
         instance.stepping.drop_body()
         self.live.pop(instance.key, None)
         self._by_name.pop((instance.workflow, instance.instance_id), None)
-        self._alarms.leave(instance.key, alarm_ms)
+        self.alarms.leave(instance.key, alarm_ms)
         self._refusals.pop(instance.key, None)
 
     def _wake(self, instance: Instance) -> None:
-        if instance.status == "running" and instance.owner is None:
+        if instance.is_drivable() and instance.owner is None:
             instance.owner = self.incarnation
             instance.save_progress()
 
@@ -368,24 +363,27 @@ class Worker:
                 instance.save_progress()
             self.progressed(instance)
             return
+        if instance.held_reason is not None:
+            return
         instance.owner = self.incarnation
         if is_takeover and any(step.in_flight for step in instance.journal.steps.values()):
             instance.recoveries += 1
-        if instance.recoveries > self.recoveries_max and instance.held_reason is None:
+        if instance.recoveries > self.recoveries_max:
             instance.hold(
                 f"its process ended {instance.recoveries} times in a row while a callback was running; "
                 "a callback of it probably kills the process"
             )
+            return
         # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
         instance.save_owner()
 
     def _alarms_fired(self, now_ms: int) -> None:
-        for key in self._alarms.live.pop_due(now_ms):
+        for key in self.alarms.live.pop_due(now_ms):
             self._alarm(key)
-        for key in self._alarms.idle.pop_due(now_ms):
+        for key in self.alarms.idle.pop_due(now_ms):
             instance = self.live.get(key)
-            if instance is not None and instance.is_idle():
-                self._hibernate(instance, round(self._settings.hibernate_after_s * 1000))
+            if instance is not None:
+                self._hibernation.hibernate(instance)
         try:
             self._claim_due()
         except DatabaseError as error:
@@ -403,15 +401,15 @@ class Worker:
 
     def _claim_due(self) -> None:
         now_ms = self.now_ms()
-        if self.is_stopping or not self._alarms.is_stored_due(now_ms):
+        if self.is_stopping or not self.alarms.is_stored_due(now_ms):
             return
         due = self._store.due(now_ms, CLAIM_MAX)
         taken = [key for key in due if key not in self.live]
         for key in taken:
             self.obtain(key)
         has_more = len(due) == CLAIM_MAX and taken
-        self._alarms.stored_ms = now_ms if has_more else self._store.next_alarm(now_ms)
-        self._alarms.arm()
+        self.alarms.stored_ms = now_ms if has_more else self._store.next_alarm(now_ms)
+        self.alarms.arm()
 
     def _finish(self, instance: Instance) -> None:
         timer = self._graces.pop(instance.key, None)
@@ -442,7 +440,7 @@ class Worker:
             return
         self.committer.forget(key)
         refusals = self._refusals.get(key, 0)
-        self._remove(old)
+        self.remove(old)
         self.mailbox.forget(key)
         inputs = self._inputs.take(key)
         row = self._store.find(old.workflow, old.instance_id)
