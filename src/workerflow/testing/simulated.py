@@ -106,6 +106,7 @@ class SimulatedEngine(Engine):
 
         Async callbacks are cancelled; what a plain function in a thread still does is not recorded.
         """
+        self._failure = None
         store = self._require_store()
         await self._require_worker().abort()
         self._virtual.clear()

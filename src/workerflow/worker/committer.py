@@ -75,6 +75,8 @@ class Committer:
 
     def when_durable(self, key: int, effect: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         """Run *effect* after the commit of everything appended so far; never if the instance's rows are refused."""
+        if self._is_closed:
+            return
         self._gates.append(Gate(key, effect, arguments))
         self.schedule()
 
@@ -105,10 +107,14 @@ class Committer:
             self._idle_waiters.append(waiter)
             await waiter
 
-    def close(self) -> None:
-        """Stop, whatever is left. A commit in a thread goes on to its end."""
+    def halt(self) -> None:
+        """Write nothing more and let no effect happen."""
         self._is_closed = True
         self._gates.clear()
+
+    def close(self) -> None:
+        """Stop, whatever is left. A commit in a thread goes on to its end."""
+        self.halt()
         if self._slow is not None:
             self._slow.cancel()
         self._thread.shutdown(wait=True)

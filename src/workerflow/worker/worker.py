@@ -177,23 +177,24 @@ class Worker:
 
     async def abort(self) -> None:
         """Forget everything in memory, as a crash would; write nothing."""
-        self.is_stopping = True
+        self._halt()
         self.committer.close()
+        await self.deliveries.close()
+        await self.attempts.close()
+
+    def _halt(self) -> None:
+        self.is_stopping = True
+        self.committer.halt()
         self.alarms.close()
         for timer in (self._poll_timer, *self._graces.values()):
             if timer is not None:
                 timer.cancel()
         for instance in list(self.live.values()):
-            instance.is_discarded = True
-            for pending in self._inputs.take(instance.key):
-                pending.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
-            instance.stepping.drop_body()
-        self.live.clear()
-        self._by_name.clear()
+            for item in self._inputs.take(instance.key):
+                item.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
+            self.remove(instance)
         self._ready.clear()
         self._stall.close()
-        await self.deliveries.close()
-        await self.attempts.close()
 
     async def _release_all(self) -> None:
         await self.committer.settle()
@@ -468,6 +469,7 @@ class Worker:
 
     def _deposed(self, error: DeposedError) -> None:
         _logger.critical("this engine has lost its database and stops: %s", error)
+        self._halt()
         self._on_failure(error)
 
     async def _let_callbacks_end(self) -> None:

@@ -1,0 +1,1 @@
+"""Measurements, each beside its raw limit in the same run."""
