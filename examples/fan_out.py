@@ -65,7 +65,7 @@ async def main() -> None:
         book = engine.get(Book, "book-1")
         await book.create(10)
         pages = await book.result(timeout=5)
-        print("pages:", [page.number for page in pages])
+        print("result:", *(page.number for page in pages))
         print("at a time:", Book.renderer.in_flight_peak)
 
 

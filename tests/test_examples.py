@@ -5,12 +5,11 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from examples import agent, approval, checkout, fan_out, saga
+from examples import agent, approval, checkout, demo, fan_out, saga
 
 from workerflow import RunStep, WaitStep, WorkflowError, WorkflowFailedError
 from workerflow.testing import SimulatedEngine
@@ -20,14 +19,13 @@ NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if not pat
 
 
 @pytest.fixture(autouse=True)
-def fresh_worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test has a shop, a postbox and so on of its own."""
     monkeypatch.setattr(checkout.Checkout, "shop", checkout.Shop())
     monkeypatch.setattr(approval.Approval, "postbox", approval.Postbox())
     monkeypatch.setattr(fan_out.Book, "renderer", fan_out.Renderer())
     monkeypatch.setattr(saga.Travel, "agency", saga.Agency(sold_out="car"))
     monkeypatch.setattr(agent.Agent, "model", agent.Model())
-    yield
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,6 +120,7 @@ def test_saga_undoes_what_was_begun_the_last_first() -> None:
         async with SimulatedEngine([saga.Travel]) as engine:
             trip = engine.get(saga.Travel, "t")
             await trip.create(["flight", "hotel", "car"])
+            await engine.run_until_idle()
             await engine.crash()
             await engine.advance(1)
             steps = [step for step in await trip.steps() if isinstance(step, RunStep)]
@@ -170,7 +169,7 @@ def test_agent_fails_for_a_tool_that_does_not_exist(monkeypatch: pytest.MonkeyPa
     assert isinstance(error, WorkflowFailedError)
     assert (error.error_name, error.error_message) == (
         "NonRetryableStepError",
-        "NonRetryableStepError: there is no tool 'add'",
+        "there is no tool 'add'",
     )
 
 
@@ -187,11 +186,27 @@ def test_the_demo_survives_two_kills_and_is_plain_when_piped() -> None:
     assert ended.stdout.splitlines()[-1] == "Result: Receipt(sku='tea', parcel='parcel-hold-tea')"
 
 
-def test_a_demo_that_is_not_as_promised_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    from examples import demo
+def test_a_demo_that_breaks_a_promise_says_so_and_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def play(*_: object) -> tuple[None, None, int]:
+        return None, None, 0
 
-    async def broken_play(*_: object) -> object:
+    async def promises(*_: object) -> list[tuple[bool, str]]:
+        return [(True, "one"), (False, "two")]
+
+    monkeypatch.setattr(demo, "play", play)
+    monkeypatch.setattr(demo, "promises", promises)
+    assert demo.main() == 1
+    assert "  NO   two\n" in capsys.readouterr().out
+
+
+def test_a_demo_whose_worker_ends_too_early_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def play(*_: object) -> None:
         raise demo.DemoError("worker 1 ended with 1, before reserve ends")
 
-    monkeypatch.setattr(demo, "play", broken_play)
+    monkeypatch.setattr(demo, "play", play)
     assert demo.main() == 1
+    assert "worker 1 ended with 1" in capsys.readouterr().out

@@ -90,6 +90,7 @@ async def test_no_alarm_is_kept_for_a_callback_in_flight():
         await handle.create()
         await gate.begun()
         assert await alarm_in(engine, handle) is None
+        gate.open()
 
 
 @pytest.mark.spec(138)

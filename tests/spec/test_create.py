@@ -85,7 +85,7 @@ async def test_second_create_while_running_does_not_change_the_input(first: Any,
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
 @async_test
 async def test_create_after_the_end_returns_and_runs_nothing(status: str) -> None:
-    entries = []
+    entries: list[Any] = []
 
     @definition
     async def workflow(self: Any) -> None:
@@ -183,7 +183,7 @@ async def test_create_does_not_wait_for_the_end() -> None:
     gate = asyncio.Event()
 
     @definition
-    async def workflow(self: Any) -> str:
+    async def workflow(self: Any) -> Any:
         return await self.run("slow", wait_for_gate)
 
     async def wait_for_gate() -> str:
@@ -203,8 +203,8 @@ async def test_create_does_not_wait_for_the_end() -> None:
 @pytest.mark.spec(22)
 @async_test
 async def test_repeated_create_while_a_callback_runs_starts_nothing_twice() -> None:
-    entries = []
-    calls = []
+    entries: list[Any] = []
+    calls: list[Any] = []
     entered, gate = asyncio.Event(), asyncio.Event()
 
     @definition
@@ -259,3 +259,23 @@ async def test_instance_created_where_nothing_executes_starts_when_an_executing_
 
     async with Engine(tmp_path / "file.db", [workflow]) as engine:
         assert await engine.get(workflow, "instance-1").result(timeout=30) == {"key": "kept"}
+
+
+@pytest.mark.spec(22)
+@async_test
+async def test_of_many_creates_at_once_exactly_one_starts_the_instance() -> None:
+    received = []
+
+    @definition
+    async def workflow(self: Any) -> None:
+        received.append(self.input)
+
+    async with SimulatedEngine([workflow]) as engine:
+        handle = engine.get(workflow, "instance-1")
+
+        created = await asyncio.gather(*(handle.create(number) for number in range(10)))
+        await engine.run_until_idle()
+
+        assert created == [True] + [False] * 9
+        assert received == [0]
+        assert await lifecycle(handle) == ["created", "started", "completed"]

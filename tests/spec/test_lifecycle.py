@@ -12,6 +12,7 @@ from tests.support import async_test, definition, lifecycle, query, started
 
 from workerflow import Engine, SchemaVersionError, WorkflowRuntime
 from workerflow.core.model import TERMINAL, Status
+from workerflow.store.migrate import migrate
 from workerflow.testing import SimulatedEngine
 
 STATUSES = ("pending", "initialized", "running", "paused", "completed", "failed", "cancelled")
@@ -314,3 +315,33 @@ async def test_database_with_a_newer_schema_is_refused_and_left_as_it_is(tmp_pat
     assert list(connection.execute("select schema_version from workerflow_meta")) == [(9999,)]
     assert list(connection.execute("select status from instances")) == [("pending",)]
     connection.close()
+
+
+@pytest.mark.spec(12)
+@pytest.mark.parametrize(("stored", "expected"), [(0, [1, 2, 3]), (1, [2, 3]), (3, [])])
+def test_missing_migrations_are_applied_in_order(stored: int, expected: list[int]) -> None:
+    applied: list[int] = []
+
+    migrate(
+        stored,
+        [(1, "first"), (2, "second"), (3, "third")],
+        lambda number, _script: applied.append(number),
+        "the database",
+    )
+
+    assert applied == expected
+
+
+@pytest.mark.spec(12)
+@async_test
+async def test_empty_file_is_brought_to_the_schema_and_opening_it_again_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file.db").touch()
+    await make_file(tmp_path / "file.db")
+    schema = "select name, sql from sqlite_schema order by name"
+    connection = apsw.Connection(str(tmp_path / "file.db"))
+    before = list(connection.execute(schema))
+    connection.close()
+
+    async with Engine(tmp_path / "file.db", [empty], execute=False) as engine:
+        assert query(engine, schema) == before
+        assert len(await engine.list()) == 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.support import Callback, async_test, definition, lifecycle, query, started, states, step_of
+from tests.support import Callback, async_test, definition, every_mode, lifecycle, query, started, states, step_of
 
-from workerflow import DefinitionError, NonRetryableStepError, RunStep, WorkflowFailedError
+from workerflow import DefinitionError, NonRetryableStepError, RunStep, Settings, WorkflowFailedError
 from workerflow.testing import SimulatedEngine
 
 
@@ -26,7 +26,7 @@ async def test_run_calls_its_callback_once_and_holds_the_succeeded_attempt() -> 
     callback = Callback("reserved")
 
     @definition
-    async def workflow(self: Any) -> str:
+    async def workflow(self: Any) -> Any:
         return await self.run("reserve", callback)
 
     async with started(workflow) as (engine, handle):
@@ -135,16 +135,16 @@ async def test_started_attempt_is_durable_before_its_callback_begins() -> None:
 
 
 @pytest.mark.spec(29)
-@pytest.mark.parametrize("always_replay", [False, True])
+@every_mode
 @async_test
-async def test_siblings_both_succeed_and_are_listed_in_creation_order(always_replay: bool) -> None:
+async def test_siblings_both_succeed_and_are_listed_in_creation_order(mode: dict[str, Any]) -> None:
     @definition
     async def workflow(self: Any) -> None:
         # Not in the order of the alphabet, in which a database might happen to give them.
         await self.run("step-b", Callback())
         await self.run("step-a", Callback())
 
-    async with started(workflow, always_replay=always_replay) as (_engine, handle):
+    async with started(workflow, **mode) as (_engine, handle):
         steps = await handle.steps()
 
         assert await handle.status() == "completed"
@@ -158,7 +158,7 @@ async def test_siblings_both_succeed_and_are_listed_in_creation_order(always_rep
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @async_test
 async def test_always_replay_takes_one_pass_for_each_sequential_sibling(count: int) -> None:
-    passes = []
+    passes: list[Any] = []
     callbacks = [Callback(number) for number in range(count)]
 
     @definition
@@ -197,7 +197,7 @@ async def test_always_replay_writes_the_next_sibling_without_an_attempt_before_t
 @pytest.mark.spec(30)
 @async_test
 async def test_normal_mode_takes_one_pass_whatever_the_number_of_siblings() -> None:
-    passes = []
+    passes: list[Any] = []
 
     @definition
     async def workflow(self: Any) -> None:
@@ -216,7 +216,7 @@ async def test_normal_mode_takes_one_pass_whatever_the_number_of_siblings() -> N
 async def test_always_replay_counts_nested_levels_for_themselves(
     inner_count: int, after_count: int, expected: int
 ) -> None:
-    passes = []
+    passes: list[Any] = []
 
     @definition
     async def workflow(self: Any) -> None:
@@ -239,9 +239,9 @@ async def test_always_replay_counts_nested_levels_for_themselves(
 @pytest.mark.spec(32, 33)
 @pytest.mark.parametrize("second", ["run", "sleep", "wait"])
 @pytest.mark.parametrize("first", ["run", "sleep", "wait"])
-@pytest.mark.parametrize("always_replay", [False, True])
+@every_mode
 @async_test
-async def test_reusing_a_step_id_fails_the_workflow(first: str, second: str, always_replay: bool) -> None:
+async def test_reusing_a_step_id_fails_the_workflow(first: str, second: str, mode: dict[str, Any]) -> None:
     def ask(self: Any, kind: str) -> Any:
         if kind == "run":
             return self.run("same-id", Callback())
@@ -252,7 +252,7 @@ async def test_reusing_a_step_id_fails_the_workflow(first: str, second: str, alw
         await ask(self, first)
         await ask(self, second)
 
-    async with SimulatedEngine([workflow], always_replay=always_replay) as engine:
+    async with SimulatedEngine([workflow], **mode) as engine:
         handle = engine.get(workflow, "instance-1")
         await handle.send("event")
         await handle.create()
@@ -480,14 +480,14 @@ async def test_message_of_a_result_without_a_json_form_says_so(value: Any) -> No
 @pytest.mark.spec(24, 27)
 @async_test
 async def test_plain_function_runs_once_and_its_value_is_stored() -> None:
-    calls = []
+    calls: list[Any] = []
 
     def reserve(sku: str) -> str:
         calls.append(sku)
         return f"hold for {sku}"
 
     @definition
-    async def workflow(self: Any) -> str:
+    async def workflow(self: Any) -> Any:
         hold = await self.run("reserve", reserve, "tea")
         await self.wait("wait", "go")
         return hold
@@ -503,7 +503,7 @@ async def test_plain_function_runs_once_and_its_value_is_stored() -> None:
 @pytest.mark.spec(30)
 @async_test
 async def test_always_replay_keeps_a_callback_in_flight_alive_while_another_branch_goes_on() -> None:
-    entered = []
+    entered: list[Any] = []
     gate = asyncio.Event()
 
     async def slow() -> str:
@@ -528,3 +528,136 @@ async def test_always_replay_keeps_a_callback_in_flight_alive_while_another_bran
         assert await handle.result(timeout=30) == ["slow", "quick"]
         assert len(entered) == 1
         assert states(await step_of(handle, "slow", RunStep)) == ["succeeded"]
+
+
+@pytest.mark.spec(27)
+@async_test
+async def test_hibernated_instance_is_replayed_without_running_its_steps_again() -> None:
+    passes: list[Any] = []
+    callback = Callback({"receipt": 1})
+
+    @definition
+    async def workflow(self: Any) -> Any:
+        passes.append(None)
+        value = await self.run("step", callback)
+        await self.wait("wait", "go")
+        return value
+
+    async with started(workflow, settings=Settings(hibernate_after_s=0)) as (_engine, handle):
+        await handle.send("go")
+
+        assert await handle.result(timeout=5) == {"receipt": 1}
+        assert (len(passes), callback.calls) == (2, 1)
+
+
+@pytest.mark.spec(28)
+@async_test
+async def test_started_attempt_of_a_plain_function_is_durable_before_the_function_begins() -> None:
+    seen = []
+
+    @definition
+    async def workflow(self: Any) -> None:
+        await self.run("first", look)
+
+    def look() -> None:
+        seen.append(query(engine, "select step_id, number, state from attempts"))
+
+    async with SimulatedEngine([workflow]) as engine:
+        await engine.get(workflow, "instance-1").create()
+        await engine.run_until_idle()
+
+    assert seen == [[("first", 1, "started")]]
+
+
+@pytest.mark.spec(30)
+@async_test
+async def test_always_replay_runs_parallel_siblings_in_one_pass_and_the_next_one_in_another() -> None:
+    passes: list[Any] = []
+    callbacks = [Callback() for _ in range(3)]
+
+    @definition
+    async def workflow(self: Any) -> None:
+        passes.append(None)
+        await asyncio.gather(self.run("left", callbacks[0]), self.run("right", callbacks[1]))
+        await self.run("after", callbacks[2])
+
+    async with started(workflow, always_replay=True) as (_engine, handle):
+        assert await handle.status() == "completed"
+        assert len(passes) == 2
+        assert [callback.calls for callback in callbacks] == [1, 1, 1]
+
+
+@pytest.mark.spec(34)
+@async_test
+async def test_verbs_are_refused_in_a_plain_function_because_it_runs_in_a_thread() -> None:
+    @definition
+    async def workflow(self: Any) -> None:
+        def reach_for_self() -> None:
+            self.run("inner", Callback())
+
+        await self.run("outer", reach_for_self)
+
+    async with started(workflow) as (_engine, handle):
+        (attempt,) = (await step_of(handle, "outer", RunStep)).attempts
+
+        assert (attempt.state, attempt.error_name) == ("failed", "DefinitionError")
+        assert attempt.error_message is not None
+        assert "workflow context is unavailable" in attempt.error_message
+        assert [step.id for step in await handle.steps()] == ["outer"]
+
+
+@pytest.mark.spec(34)
+@async_test
+async def test_verbs_are_refused_to_a_task_that_outlived_its_attempt() -> None:
+    refused: list[DefinitionError] = []
+    gate = asyncio.Event()
+    tasks = []
+
+    @definition
+    async def workflow(self: Any) -> None:
+        async def left_over() -> None:
+            await gate.wait()
+            try:
+                self.run("inner", Callback())
+            except DefinitionError as error:
+                refused.append(error)
+
+        async def outer() -> None:
+            tasks.append(asyncio.create_task(left_over()))
+
+        await self.run("outer", outer)
+        await self.wait("wait", "go")
+
+    async with started(workflow) as (engine, handle):
+        gate.set()
+        await asyncio.gather(*tasks)
+        await engine.run_until_idle()
+
+        assert len(refused) == 1
+        assert [step.id for step in await handle.steps()] == ["outer", "wait"]
+
+
+@pytest.mark.spec(31)
+@async_test
+async def test_always_replay_does_not_end_the_pass_at_a_nested_run_because_of_a_root_run() -> None:
+    passes: list[Any] = []
+    has_quick_ended = asyncio.Event()
+
+    @definition
+    async def workflow(self: Any) -> None:
+        passes.append(None)
+
+        async def outer() -> None:
+            await has_quick_ended.wait()
+            await self.run("inner", Callback())
+
+        async def quick() -> None:
+            await self.run("quick", Callback())
+            has_quick_ended.set()
+
+        await asyncio.gather(self.run("outer", outer), quick())
+
+    async with started(workflow, always_replay=True) as (_engine, handle):
+        assert await handle.status() == "completed"
+        assert len(passes) == 1
+        assert [step.id for step in await handle.steps()] == ["outer", "quick", "inner"]

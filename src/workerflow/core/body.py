@@ -104,6 +104,10 @@ class BodyTask(asyncio.Task[Any]):
         return self._number
 
 
+_CLINGING: list[BodyTask] = []
+"""Tasks that caught every cancellation. Collecting one would throw GeneratorExit into it, which it would catch, too."""
+
+
 class BodyLoop(asyncio.AbstractEventLoop):
     """The loop of one body. *hash_base* is the instance's own; *label* names it in messages."""
 
@@ -175,6 +179,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         for task in clinging:
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch, not in its stubs
+            _CLINGING.append(task)
         self.tasks.clear()
         return [task.get_name() for task in clinging]
 

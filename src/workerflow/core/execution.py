@@ -107,6 +107,9 @@ class Execution:
         if running is self._loop:
             return self._ask_in_body(request)
         scope = CURRENT_SCOPE.get()
+        if scope is None and self.is_dead:
+            # The collector closes a dropped body that did not end: one that catches everything in a loop would spin.
+            return self._ask_in_body(request)
         if scope is None or running is None:
             where = "outside execute()" if scope is None else "in a thread"
             raise DefinitionError(

@@ -180,11 +180,17 @@ class Instance:
         self._end(Ending("cancelled"), CANCELLED, reason)
         return True
 
-    def receive(self, name: str, payload: str | None, event_id: str | None) -> Inbound | None:
-        """Accept an event; None when the instance has ended or the id is a repeated one."""
+    def receive(
+        self, name: str, payload: str | None, event_id: str | None, sent_ms: int | None = None
+    ) -> Inbound | None:
+        """Accept an event; None when the instance has ended or the id is a repeated one.
+
+        What was durable in the mailbox before a deadline has come before it, whenever it is taken out.
+        """
         if self.status in TERMINAL or self.is_duplicate(event_id):
             return None
-        event = self.journal.accept(name, payload, event_id, self.host.now_ms())
+        now_ms = self.host.now_ms()
+        event = self.journal.accept(name, payload, event_id, now_ms if sent_ms is None else min(sent_ms, now_ms))
         self.stepping.match(name)
         self.host.ready(self)
         return event

@@ -230,11 +230,12 @@ class Journal:
 
     def claim(self, step: JournalStep, now_ms: int) -> bool:
         """Give a waiting wait the oldest unused event of its name that came before its deadline, if there is one."""
-        queue = self.unclaimed.get(step.event_name or "")
-        if not queue or (step.timeout_ms is not None and queue[0].received_ms >= step.timeout_ms):
-            # Acceptance order is order of reception: when the oldest came too late, the others did too.
+        queue = self.unclaimed.get(step.event_name or "", ())
+        limit_ms = step.timeout_ms
+        event = next((event for event in queue if limit_ms is None or event.received_ms < limit_ms), None)
+        if event is None:
             return False
-        event = queue.popleft()
+        self.unclaimed[event.name].remove(event)
         step.claimed = event
         self.resolve(step, "satisfied", now_ms)
         self.rows.inbound_claim.append((self.instance_key, event.number, step.step_id, step.resolved_ms))

@@ -417,9 +417,14 @@ class Stepping:
         """The attempt of a callback that ends now; no attempt when it has ended before (the outcome is too late)."""
         step = self._journal.steps[scope.step_id]
         scope.is_alive = False
-        if self.in_flight.get(scope.step_id) is not scope:
+        current = self.in_flight.pop(scope.step_id, None)
+        # An outcome that is applied again, after rows were refused, comes from a callback that the earlier object let
+        # go: it is as good as one in flight.
+        is_again = current is None and scope.instance is not self._instance
+        if current is not scope and not is_again:
+            if current is not None:
+                self.in_flight[scope.step_id] = current
             return step, None
-        del self.in_flight[scope.step_id]
         for step_id in self.nesting.end(scope):
             self._instance.deadlines.remove(step_id)
         attempt = step.in_flight

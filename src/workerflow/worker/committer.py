@@ -135,24 +135,31 @@ class Committer:
         batch = Batch(self.number, self._incarnation, self._rows.take(), self._guarded)
         self._guarded = set()
         self.number += 1
-        if self._average_ms > self._settings.inline_commit_ms or not self._write_inline(batch, gates):
-            self._is_writing = True
-            self._slow = self._loop.create_task(self._write_in_thread(batch, gates))
+        if self._average_ms > self._settings.inline_commit_ms:
+            self._write_in_thread(batch, gates, is_unknown=False)
+        else:
+            self._write_inline(batch, gates)
 
-    def _write_inline(self, batch: Batch, gates: list[Gate]) -> bool:
+    def _write_inline(self, batch: Batch, gates: list[Gate]) -> None:
         try:
             self._timed_commit(batch, 0)
-        except (StoreBusyError, DatabaseUnavailableError):
-            return False
+        except StoreBusyError:
+            self._write_in_thread(batch, gates, is_unknown=False)
+        except DatabaseUnavailableError as error:
+            _logger.error("batch %d is not durable yet, trying again: %s", batch.number, error)
+            self._write_in_thread(batch, gates, is_unknown=True)
         except DeposedError as error:
             self._on_deposed(error)
-            return True
-        self._finish(batch, gates)
-        return True
+        else:
+            self._finish(batch, gates)
 
-    async def _write_in_thread(self, batch: Batch, gates: list[Gate]) -> None:
+    def _write_in_thread(self, batch: Batch, gates: list[Gate], *, is_unknown: bool) -> None:
+        self._is_writing = True
+        self._slow = self._loop.create_task(self._write_slowly(batch, gates, is_unknown))
+
+    async def _write_slowly(self, batch: Batch, gates: list[Gate], is_unknown: bool) -> None:
         try:
-            await self._write_until_durable(batch)
+            await self._write_until_durable(batch, is_unknown)
         except DeposedError as error:
             self._is_writing = False
             self._on_deposed(error)
@@ -160,9 +167,8 @@ class Committer:
         self._is_writing = False
         self._finish(batch, gates)
 
-    async def _write_until_durable(self, batch: Batch) -> None:
+    async def _write_until_durable(self, batch: Batch, is_unknown: bool) -> None:
         failures = 0
-        is_unknown = False
         while True:
             try:
                 if is_unknown and await self._in_thread(self._store.recover, self._incarnation) >= batch.number:

@@ -66,7 +66,7 @@ class Mailbox:
             case "create":
                 return "created" if instance.create(mail.payload) else "exists"
             case "event":
-                return receive(instance, mail.name or "", mail.payload, mail.event_id)[0]
+                return receive(instance, mail.name or "", mail.payload, mail.event_id, mail.sent_at)[0]
             case "pause":
                 instance.pause()
             case "cancel":
@@ -79,11 +79,13 @@ class Mailbox:
         return "done"
 
 
-def receive(instance: Instance, name: str, payload: str | None, event_id: str | None) -> tuple[Receipt, Inbound | None]:
+def receive(
+    instance: Instance, name: str, payload: str | None, event_id: str | None, sent_ms: int | None = None
+) -> tuple[Receipt, Inbound | None]:
     """Give an instance an event: the receipt as known now, and the event if it was accepted."""
     if instance.is_duplicate(event_id):
         return Receipt.duplicate, None
-    event = instance.receive(name, payload, event_id)
+    event = instance.receive(name, payload, event_id, sent_ms)
     if event is None:
         return Receipt.dropped, None
     return (Receipt.queued if instance.is_unused(event) else Receipt.used), event
