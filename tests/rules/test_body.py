@@ -45,7 +45,7 @@ class Traces:
 
     def begin(self) -> Callable[[Any], None]:
         """A new body begins; gives the function that notes what it does."""
-        number = len(self.bodies)
+        number = self._ended = len(self.bodies)
         self.bodies.append([])
         return lambda item: self.bodies[number].append(item) if number >= self._ended else None
 
@@ -1407,9 +1407,11 @@ async def test_always_replaying_changes_nothing_that_the_body_can_see(compositio
     async def Composed(self):
         note = traces.begin()
         await composition(self, note)
+        await self.run("one more", Callback())
+        await self.run("and another", Callback())
+        note("over")
         return "over"
 
-    # The last notes of a dropped pass are those of its cancellation: only what it did by itself is compared.
     async with started(Composed, always_replay=True, settings=AWAKE) as (engine, handle):
         await engine.advance(30)
         assert await handle.result(timeout=5) == "over"
