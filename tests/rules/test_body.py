@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-
 from tests.signals import Gate
 from tests.support import Callback, async_test, definition, lifecycle, started, states, step_of
+
 from workerflow import (
     DefinitionError,
     Engine,

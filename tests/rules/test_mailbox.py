@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import apsw
 import pytest
-
 from tests.signals import Gate
 from tests.support import Callback, async_test, definition, lifecycle, started, states, step_of
+
 from workerflow import (
     UNSET,
     Engine,
@@ -220,13 +220,10 @@ async def test_pause_resume_and_cancel_by_mail_do_what_they_do_directly():
 async def test_commands_by_mail_are_applied_in_the_order_in_which_they_were_sent():
     async with started(Listener) as (owner, handle), beside(owner, Listener) as client:
         sender = client.get(Listener, "instance-1")
-        await sender.pause()
-        await sender.send("paid", 7)
-        await sender.resume()
-        await sender.pause()
+        for verb in (sender.pause, sender.resume, sender.pause, sender.resume, sender.pause):
+            await verb()
         await owner.run_until_idle()
-        log = await lifecycle(handle)
-        assert log[:5] == ["created", "started", "paused", "resumed", "paused"]
+        assert await lifecycle(handle) == ["created", "started", *["paused", "resumed"] * 2, "paused"]
         assert await handle.status() == "paused"
 
 
@@ -284,8 +281,9 @@ async def test_mail_that_comes_while_an_instance_goes_to_hibernate_is_not_lost(t
     @definition
     async def Falling(self):
         await self.run("call", Callback())
-        # From here it takes a few turns of the loop until the instance is out of memory.
-        after_turns(turns, lambda: post(owner, "instance-1", "event", "paid", "7"))
+        if not self.replaying:
+            # From here it takes a few turns of the loop until the instance is out of memory.
+            after_turns(turns, lambda: post(owner, "instance-1", "event", "paid", "7"))
         return await self.wait("payment", "paid", int)
 
     def after_turns(count, action):

@@ -4,9 +4,9 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
 from tests.signals import Gate, watched
 from tests.support import Callback, async_test, definition, lifecycle, started, states, step_of
+
 from workerflow import RunStep, SleepStep, WorkflowRuntimeContext
 from workerflow.core.journal import Journal
 from workerflow.core.rows import WRITE_ORDER, Rows

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import apsw
 import pytest
-
 from tests.signals import Gate, watched
 from tests.support import Callback, async_test, definition, started, states, step_of
+
 from workerflow import UNSET, InternalError, RunStep, SleepStep, WaitStep, WorkflowRuntime
 from workerflow.testing import SimulatedEngine
 

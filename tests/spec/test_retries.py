@@ -377,6 +377,8 @@ async def test_stored_error_is_its_class_and_text_and_its_name_is_never_empty(
         assert attempt.state == "failed"
         assert attempt.error_name != ""
         assert attempt.error_message
+        if isinstance(error, OddlyNamedError):
+            assert "odd text" in attempt.error_message
         if name is not None:
             assert attempt.error_name == name
         if message is not None:

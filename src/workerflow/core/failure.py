@@ -36,7 +36,8 @@ STOPPED = Failure(None, "stopped with its engine; the attempt does not count", N
 def describe(error: BaseException) -> Failure:
     """The record of *error*: its class name, ``Class: text``, and what is needed to make it again."""
     name = clean_text(type(error).__name__)
-    message = f"{name}: {clean_text(_text(error))}"[:MESSAGE_CHARACTERS_MAX]
+    text = clean_text(_text(error))
+    message = (f"{name}: {text}" if name else text)[:MESSAGE_CHARACTERS_MAX]
     state = getattr(error, "__dict__", {})
     detail: dict[str, Any] = {
         "type": f"{type(error).__module__}:{type(error).__qualname__}",
@@ -46,7 +47,7 @@ def describe(error: BaseException) -> Failure:
         detail |= {"args": list(error.args), "state": dict(state)}
     elif is_exact_json(getattr(error, "data", None)):
         detail |= {"state": {"data": getattr(error, "data", None)}}
-    return Failure(name, message, dump_json(detail))
+    return Failure(name or None, message, dump_json(detail))
 
 
 def rebuild(failure: Failure) -> BaseException:

@@ -34,13 +34,12 @@ class Nesting:
         request.scope = scope
         future = request.future = loop.create_future()
         step = self._journal.steps.get(request.step_id)
-        if step is not None and (problem := drift(request, step.kind, step.parent_id)):
-            self._instance.hold(problem)
-            return future
         # By way of the scope: the instance may be built anew while the callback runs.
         future.add_done_callback(lambda _: scope.instance.nested_is_done(request))
         self.pending[request.step_id] = request
-        if step is not None and step.sequence is not None:
+        if step is not None and (problem := drift(request, step.kind, step.parent_id)):
+            self._instance.hold(problem)
+        elif step is not None and step.sequence is not None:
             self.resolve(request, {})
         else:
             self.fresh.append(request)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workerflow.codec import Stored
 from workerflow.core.body import RunawayBodyError
 from workerflow.core.context import next_attempt_ms
-from workerflow.core.execution import Execution
+from workerflow.core.execution import Execution, drift
 from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe
 from workerflow.core.journal import Attempt, JournalStep
 from workerflow.core.nesting import Nesting
@@ -270,6 +270,10 @@ class Stepping:
             if self._host.always_replay and request.kind == "run" and request.parent_id in self._executed_levels:
                 self._end_pass()
                 return
+        elif problem := drift(request, step.kind, step.parent_id):
+            # A callback asked for it, and goes on waiting: it is looked at again when the instance is released.
+            self._instance.hold(problem)
+            return
         elif step.abandoned_ms is not None:
             self._journal.abandon(step, None)
         if step.sequence is not None:

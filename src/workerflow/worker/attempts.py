@@ -62,6 +62,7 @@ class Attempts:
         self._effects = effects
         self._settings = settings
         self._new_context = new_context
+        self._loop = asyncio.get_running_loop()
         self._threads = CallbackThreads(settings.thread_count)
         self._running: dict[Scope, Running] = {}
 
@@ -90,7 +91,7 @@ class Attempts:
         assert request.callback is not None
         if is_async(request.callback):
             coroutine = self._await(scope, request.callback, request.arguments)
-            running.task = asyncio.get_running_loop().create_task(coroutine, context=context)
+            running.task = self._loop.create_task(coroutine, context=context)
         else:
             call = functools.partial(request.callback, *request.arguments)
             self._threads.run(context, call, lambda outcome: self._thread_done(scope, context, outcome))
@@ -138,8 +139,6 @@ class Attempts:
     async def _await(self, scope: Scope, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
         try:
             value = await function(*arguments)
-        except GeneratorExit:
-            raise
         except BaseException as error:  # SystemExit and foreign cancellations are outcomes of the attempt, too.
             self._end(scope, None, error)
         else:
@@ -153,7 +152,7 @@ class Attempts:
         if error is None and inspect.isawaitable(value) and running is not None:
             # A plain callable that gave a coroutine, such as a lambda around an async function.
             coroutine = self._await(scope, _identity, (value,))
-            running.task = asyncio.get_running_loop().create_task(coroutine, context=context)
+            running.task = self._loop.create_task(coroutine, context=context)
             return
         self._end(scope, value, error)
 
@@ -163,6 +162,8 @@ class Attempts:
             return
         if running.timer is not None:
             running.timer.cancel()
+        if self._loop.is_closed():
+            return  # The collector closes a coroutine that outlived its loop: nobody is left to hear of it.
         if isinstance(error, KeyboardInterrupt):
             self._sink.process_interrupted(error)
         elif running.is_stopped or not scope.is_alive:
