@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
-from workerflow import WorkflowDefinition, WorkflowRuntime
+from workerflow import RunStep, SleepStep, WaitStep, WorkflowDefinition, WorkflowRuntime
 
 
 class Gate:
@@ -58,3 +59,8 @@ def watched(definition: type[WorkflowDefinition[Any, Any]]) -> type[Watched]:
 
     members = {"definition": definition, "on_status_change": on_status_change, "statuses": statuses}
     return type(f"Watched{definition.__name__}", (Watched,), members)
+
+
+def attempt_states(steps: Iterable[RunStep | SleepStep | WaitStep]) -> dict[str, list[str]]:
+    """The states of the attempts of every run step, oldest first, by step id."""
+    return {step.id: [attempt.state for attempt in step.attempts] for step in steps if isinstance(step, RunStep)}

@@ -27,8 +27,8 @@ async def alarm_in(engine, handle):
 async def test_there_is_no_alarm_after_the_end_whatever_was_still_pending(end):
     @definition
     async def Ending(self):
-        asyncio.ensure_future(self.sleep("long", DAY))
-        asyncio.ensure_future(self.wait("never", "never", timeout=DAY / 2))
+        self.sleep("long", DAY)
+        self.wait("never", "never", timeout=DAY / 2)
         if await self.wait("how", "how") == "failed":
             raise ValueError
 

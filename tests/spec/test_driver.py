@@ -36,12 +36,12 @@ async def test_requests_to_go_on_start_no_second_body_and_none_of_them_is_lost()
 async def test_an_event_that_comes_while_the_body_is_driven_is_not_lost():
     receipts: list[asyncio.Task[Receipt]] = []
 
-    class Sender(WorkflowDefinition[None, str]):
-        async def execute(self) -> str:
-            await self.run("begin", Callback())
-            # The body is being driven right now; the application goes on only afterwards.
-            outer.call_soon(lambda: receipts.append(outer.create_task(handle.send("go", "now"))))
-            return await self.wait("go", "go", str)
+    @definition
+    async def Sender(self):
+        await self.run("begin", Callback())
+        # The body is being driven right now; the application goes on only afterwards.
+        outer.call_soon(lambda: receipts.append(outer.create_task(handle.send("go", "now"))))
+        return await self.wait("go", "go", str)
 
     outer = asyncio.get_running_loop()
     async with SimulatedEngine([Sender]) as engine:
@@ -104,7 +104,7 @@ async def test_terminal_status_and_removal_of_the_alarm_are_one_commit():
 
     @definition
     async def AlarmLeft(self):
-        asyncio.ensure_future(self.sleep("long", 3600))
+        self.sleep("long", 3600)
         await self.wait("go", "go")
 
     class Reader(WorkflowRuntime[None, None]):
@@ -133,7 +133,7 @@ async def test_terminal_status_and_removal_of_the_alarm_are_one_commit():
 @pytest.mark.parametrize(("always_replay", "object_count"), [(True, 3), (False, 1)])
 @async_test
 async def test_every_pass_has_a_definition_object_of_its_own(always_replay, object_count):
-    objects: list[WorkflowDefinition] = []
+    objects: list[object] = []
 
     @definition
     async def Siblings(self):

@@ -362,7 +362,7 @@ class UnprintableError(Exception):
         (ValueError(), "ValueError", "ValueError: "),
         (ExceptionGroup("both", [ValueError("a"), KeyError("b")]), "ExceptionGroup", None),
         (UnprintableError(), "UnprintableError", None),
-        (OddlyNamedError("odd"), None, None),
+        (OddlyNamedError("odd text"), None, None),
     ],
     ids=["text", "empty-text", "group", "unprintable", "empty-name"],
 )

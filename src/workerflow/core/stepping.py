@@ -317,10 +317,11 @@ class Stepping:
                 if step.timeout_ms is not None:
                     self._instance.deadlines.set(step.step_id, step.timeout_ms)
                 return
+            # What came in time may still be in the mailbox.
             self._host.take_mail(self._instance)
-            if step.state == "waiting":
-                if not self._instance.is_drivable():
-                    return
+            if not self._instance.is_drivable():
+                return
+            if not self._journal.claim(step, now_ms):
                 self._journal.resolve(step, "timed_out", now_ms)
         self._has_outcome(request, step)
 
