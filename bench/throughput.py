@@ -48,11 +48,11 @@ def recording() -> Iterator[list[Batch]]:
         commit(store, batch, busy_timeout_ms=busy_timeout_ms)
         batches.append(batch)
 
-    SqliteStore.commit = recorded  # type: ignore[method-assign]  # the bench watches the real thing
+    setattr(SqliteStore, "commit", recorded)  # noqa: B010  # a type checker would refuse the assignment
     try:
         yield batches
     finally:
-        SqliteStore.commit = commit  # type: ignore[method-assign]  # put back
+        setattr(SqliteStore, "commit", commit)  # noqa: B010  # the same
 
 
 async def run_workflows(path: Path, workflows: int, steps: int) -> float:

@@ -139,7 +139,7 @@ class Point:
             self.passes("after commit")
 
         def counting_write(store: SqliteStore, raw: Any, batch: Any) -> Any:
-            raw.exec_trace = lambda *_: (self.passes("in commit"), True)[1]
+            raw.exec_trace = self._traced
             try:
                 return write(store, raw, batch)
             finally:
@@ -149,9 +149,16 @@ class Point:
             counted = [gate._replace(effect=self._around(gate.effect)) for gate in gates]
             open_gates(committer, counted, refused)
 
-        SqliteStore.commit = counting_commit  # type: ignore[method-assign]
-        SqliteStore._write_batch = counting_write  # type: ignore[method-assign]
-        Committer._open = counting_open  # type: ignore[method-assign]
+        for owner, name, counting in (
+            (SqliteStore, "commit", counting_commit),
+            (SqliteStore, "_write_batch", counting_write),
+            (Committer, "_open", counting_open),
+        ):
+            setattr(owner, name, counting)
+
+    def _traced(self, *_: Any) -> bool:
+        self.passes("in commit")
+        return True
 
     def _around(self, effect: Callable[..., object]) -> Callable[..., object]:
         name = getattr(effect, "__name__", "effect").strip("_")

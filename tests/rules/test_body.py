@@ -162,6 +162,7 @@ async def test_the_order_of_a_done_set_repeats():
 @async_test
 async def test_a_race_between_event_sleep_and_run_repeats():
     traces = Traces()
+    call = Callback(errors=[ConnectionError(), ConnectionError()])
 
     @definition
     async def Race(self):
@@ -169,7 +170,7 @@ async def test_a_race_between_event_sleep_and_run_repeats():
         futures = {
             "event": self.wait("event", "event"),
             "sleep": self.sleep("sleep", 60),
-            "run": self.run("run", Callback(errors=[ConnectionError(), ConnectionError()])),
+            "run": self.run("run", call),
         }
         for name, future in futures.items():
             future.add_done_callback(lambda _, name=name: note(name))
@@ -416,6 +417,48 @@ async def test_a_step_may_be_awaited_by_several_tasks():
         await engine.crash()
 
     assert traces.bodies == [[("a", "value"), ("b", "value")]] * 2
+
+
+@async_test
+async def test_tasks_have_the_same_names_on_replay():
+    traces = Traces()
+
+    @definition
+    async def Named(self):
+        note = traces.begin()
+
+        async def branch(number):
+            await self.run(f"run-{number}", Callback())
+            task = asyncio.current_task()
+            assert task is not None
+            note(task.get_name())
+
+        await asyncio.gather(branch(0), branch(1), asyncio.create_task(branch(2), name="third"))
+        await self.wait("end", "end")
+
+    async with started(Named) as (engine, _):
+        await engine.crash()
+
+    assert traces.bodies[0] == traces.bodies[1]
+    assert len(set(traces.bodies[0])) == 3
+    assert "third" in traces.bodies[0]
+
+
+@async_test
+async def test_a_failure_that_the_body_does_not_look_at_harms_nothing(caplog):
+    @definition
+    async def Careless(self):
+        self.run("call", Callback(always=NonRetryableStepError("declined")))
+        await self.run("other", Callback())
+        return await self.wait("end", "end", str)
+
+    async with started(Careless) as (engine, handle):
+        await engine.crash()
+        await engine.run_until_idle()
+        await handle.send("end", "done")
+        assert await handle.result(timeout=5) == "done"
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if "never retrieved" in record.getMessage()] == []
 
 
 # Contexts.
@@ -881,6 +924,53 @@ async def test_a_dropped_body_that_catches_everything_in_a_loop_does_not_spin(ca
     gc.collect()
     assert len(asked) <= 9
     assert any("CancelledError" in record.getMessage() for record in caplog.records)
+
+
+@async_test
+async def test_a_body_that_holds_a_half_used_generator_is_dropped_without_a_warning():
+    @definition
+    async def Holding(self):
+        async def ticks():
+            try:
+                for number in range(3):
+                    await self.sleep(f"tick-{number}", 1)
+                    yield number
+            finally:
+                await self.run("tidy", Callback())
+
+        generator = ticks()
+        async for _ in generator:
+            break
+        await self.wait("end", "end")
+        return [number async for number in generator]
+
+    async with started(Holding) as (engine, handle):
+        await engine.advance(1)
+        await engine.crash()
+        gc.collect()
+        await handle.send("end")
+        await engine.advance(5)
+        assert await handle.result(timeout=5) == [1, 2]
+
+
+@async_test
+async def test_an_instance_with_an_entered_callback_does_not_hibernate():
+    entered: list[int] = []
+
+    @definition
+    async def Nesting(self):
+        async def outer():
+            entered.append(1)
+            return await self.wait("payment", "paid", int)
+
+        return await self.run("outer", outer, returns=int)
+
+    async with started(Nesting, settings=Settings(hibernate_after_s=0)) as (engine, handle):
+        await engine.advance(3600)
+        assert (await handle.info()).owner is not None
+        await handle.send("paid", 7)
+        assert await handle.result(timeout=5) == 7
+        assert entered == [1]
 
 
 @async_test
@@ -1478,3 +1568,28 @@ async def test_always_replaying_keeps_callbacks_in_flight_and_attaches_them_agai
         slow.open()
         assert await handle.result(timeout=5) == "slow"
         assert (slow.calls, slow.cancellations) == (1, 0)
+
+
+@async_test
+async def test_always_replaying_goes_on_after_pauses_and_crashes():
+    calls = [Callback(number) for number in range(6)]
+
+    @definition
+    async def Chain(self):
+        results = []
+        for number, call in enumerate(calls):
+            results.append(await self.run(f"call-{number}", call, returns=int))
+            await self.sleep(f"sleep-{number}", 60)
+        return results
+
+    async with started(Chain, always_replay=True) as (engine, handle):
+        for _ in range(3):
+            await handle.pause()
+            await engine.advance(60)
+            assert await handle.status() == "paused"
+            await handle.resume()
+            await engine.crash()
+            await engine.advance(60)
+        await engine.advance(600)
+        assert await handle.result(timeout=5) == list(range(6))
+        assert [call.calls for call in calls] == [1] * 6

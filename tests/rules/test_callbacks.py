@@ -14,6 +14,7 @@ from workerflow import (
     CurrentAttempt,
     DefinitionError,
     Engine,
+    Receipt,
     RunStep,
     Settings,
     SleepStep,
@@ -652,6 +653,151 @@ async def test_an_end_whose_grace_a_crash_cuts_short_is_reached_by_the_replay():
         await engine.crash()
         assert await handle.result(timeout=5) == "done"
         assert await lifecycle(handle) == ["created", "started", "completed"]
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+@async_test
+async def test_a_verb_in_the_grace_of_an_ending_instance_counts(verb):
+    cleaned = Gate()
+
+    @definition
+    async def Ending(self):
+        async def call():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await cleaned()
+
+        self.run("call", call, timeout=DAY)
+        await self.wait("go", "go")
+        return "done"
+
+    async with started(Ending) as (engine, handle):
+        await handle.send("go")
+        await cleaned.begun()
+        await getattr(handle, verb)()
+        cleaned.open()
+        await engine.advance(60)
+        if verb == "pause":
+            assert await handle.status() == "paused"
+            await handle.resume()
+            assert await handle.result(timeout=5) == "done"
+            assert await lifecycle(handle) == ["created", "started", "paused", "resumed", "completed"]
+        else:
+            assert await lifecycle(handle) == ["created", "started", "cancelled"]
+
+
+@async_test
+async def test_an_event_in_the_grace_of_an_ending_instance_is_recorded():
+    cleaned = Gate()
+
+    @definition
+    async def Ending(self):
+        async def call():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await cleaned()
+
+        self.run("call", call, timeout=DAY)
+        await self.wait("go", "go")
+        return "done"
+
+    async with started(Ending) as (_, handle):
+        await handle.send("go")
+        await cleaned.begun()
+        assert await handle.send("late", 7) == Receipt.queued
+        cleaned.open()
+        assert await handle.result(timeout=5) == "done"
+        assert [event.payload for event in (await handle.info()).inbound_events][1:] == [7]
+
+
+@async_test
+async def test_cancelling_a_paused_instance_cancels_its_callback_in_flight():
+    gate = Gate()
+
+    @definition
+    async def InFlight(self):
+        await self.run("call", gate)
+
+    async with SimulatedEngine([InFlight]) as engine:
+        handle = engine.get(InFlight, "instance-1")
+        await handle.create()
+        await gate.begun()
+        await handle.pause()
+        await handle.cancel()
+        await engine.run_until_idle()
+        assert gate.cancellations == 1
+        assert states(await step_of(handle, "call", RunStep)) == ["failed"]
+        assert await handle.status() == "cancelled"
+
+
+@async_test
+async def test_a_nested_step_that_its_callback_cancels_is_abandoned_and_leaves_no_alarm():
+    @definition
+    async def Nesting(self):
+        async def outer():
+            sleep = self.sleep("long", DAY)
+            await self.run("quick", Callback())
+            sleep.cancel()
+            return await self.wait("payment", "paid", int)
+
+        return await self.run("outer", outer, returns=int)
+
+    async with started(Nesting) as (engine, handle):
+        assert (await step_of(handle, "long", SleepStep)).abandoned_at == engine.now()
+        assert (await handle.info()).alarm_at is None
+        await handle.send("paid", 7)
+        assert await handle.result(timeout=5) == 7
+
+
+@async_test
+async def test_a_nested_callback_is_cancelled_with_the_one_that_asked_for_it():
+    inner = Gate()
+
+    @definition
+    async def Nesting(self):
+        async def outer():
+            await self.run("inner", inner)
+
+        run = self.run("outer", outer)
+        await self.wait("go", "go")
+        run.cancel()
+        await self.wait("end", "end")
+
+    async with SimulatedEngine([Nesting]) as engine:
+        handle = engine.get(Nesting, "instance-1")
+        await handle.create()
+        await inner.begun()
+        await handle.send("go")
+        await engine.run_until_idle()
+        assert inner.cancellations == 1
+        assert {step.id: step.abandoned_at is not None for step in await handle.steps()} == {
+            "outer": True, "go": False, "inner": True, "end": False,
+        }  # fmt: skip
+        assert attempt_states(await handle.steps()) == {"outer": ["failed"], "inner": ["failed"]}
+
+
+@async_test
+async def test_a_callback_that_times_out_while_it_waits_for_a_nested_step_abandons_that_step_and_asks_again():
+    entered: list[int] = []
+
+    @definition
+    async def Nesting(self):
+        async def outer():
+            entered.append(1)
+            return await self.wait("payment", "paid", int)
+
+        return await self.run("outer", outer, timeout=60, max_attempts=3, returns=int)
+
+    async with started(Nesting) as (engine, handle):
+        await engine.advance(60)
+        assert len((await step_of(handle, "outer", RunStep)).attempts) == 1
+        await engine.advance(1)
+        assert len(entered) == 2
+        await handle.send("paid", 7)
+        assert await handle.result(timeout=5) == 7
+        assert states(await step_of(handle, "outer", RunStep)) == ["failed", "succeeded"]
 
 
 # What is told of the end.

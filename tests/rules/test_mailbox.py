@@ -442,3 +442,47 @@ async def test_mail_for_a_workflow_that_the_owner_does_not_know_holds_that_insta
         with pytest.raises(WorkflowHeldError, match="Unknown"):
             await client.get("Unknown", "instance-1").result(timeout=5)
         assert await client.get("Listener", "instance-2").result(timeout=5) == 7
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@async_test
+async def test_a_batch_held_back_by_mail_keeps_callbacks_in_flight_and_loses_no_outcome(is_nested):
+    """The mail comes after the owner has looked for it, and before the commit that times the wait out."""
+    gate, entered = Gate("called"), Callback()
+
+    @definition
+    async def Timer(self):
+        await self.sleep("minute", 60)
+        # Both alarms were acted on in this turn of the loop; the batch is not written yet.
+        post(owner, "instance-1", "event", "other", "1")
+
+    @definition
+    async def Waiting(self):
+        async def outer():
+            await entered()
+            return await self.run("inner", gate, returns=str, timeout=timedelta(days=1))
+
+        call = (
+            self.run("outer", outer, returns=str)
+            if is_nested
+            else self.run("call", gate, returns=str, timeout=timedelta(days=1))
+        )
+        with pytest.raises(WaitTimeoutError):
+            await self.wait("payment", "paid", timeout=60)
+        await self.run("after", Callback())
+        return await call
+
+    async with SimulatedEngine([Timer, Waiting]) as owner:
+        handle = owner.get(Waiting, "instance-1")
+        await owner.get(Timer, "instance-2").create()
+        await handle.create()
+        await gate.begun()
+        await owner.advance(60)
+        assert (await step_of(handle, "payment", WaitStep)).state == "timed_out"
+        assert [event.name for event in (await handle.info()).inbound_events] == ["other"]
+        assert states(await step_of(handle, "after", RunStep)) == ["succeeded"]
+        gate.open()
+        assert await handle.result(timeout=5) == "called"
+        assert (gate.calls, gate.cancellations) == (1, 0)
+        assert entered.calls == (1 if is_nested else 0)
+        assert await lifecycle(handle) == ["created", "started", "completed"]

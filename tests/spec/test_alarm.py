@@ -47,9 +47,11 @@ async def test_there_is_no_alarm_after_the_end_whatever_was_still_pending(end):
 @pytest.mark.spec(134)
 @async_test
 async def test_there_is_no_alarm_after_a_workflow_whose_steps_had_all_ended():
+    call = Callback(errors=[ConnectionError()])
+
     @definition
     async def Steps(self):
-        await self.run("call", Callback(errors=[ConnectionError()]))
+        await self.run("call", call)
         await self.sleep("minute", 60)
 
     async with started(Steps) as (engine, handle):

@@ -59,9 +59,11 @@ async def test_steps_created_in_one_millisecond_are_listed_in_creation_order():
 @pytest.mark.spec(141)
 @async_test
 async def test_a_run_step_lists_its_attempts_oldest_first_with_all_that_is_known_of_each():
+    call = Callback({"paid": True}, errors=[ValueError("no stock")])
+
     @definition
     async def Retrying(self):
-        await self.run("call", Callback({"paid": True}, errors=[ValueError("no stock")]), max_attempts=4)
+        await self.run("call", call, max_attempts=4)
 
     async with started(Retrying) as (engine, handle):
         await engine.advance(1)
@@ -119,9 +121,11 @@ async def test_a_wait_shows_event_deadline_payload_and_resolution_time():
 @pytest.mark.spec(141)
 @async_test
 async def test_what_readers_see_is_the_same_after_a_restart():
+    call = Callback([1], errors=[ValueError()])
+
     @definition
     async def Several(self):
-        await self.run("call", Callback([1], errors=[ValueError()]))
+        await self.run("call", call)
         await self.sleep("nap", 5)
         await self.wait("gone", "gone")
         await self.wait("payment", "paid", timeout=60)
