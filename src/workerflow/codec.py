@@ -16,7 +16,9 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, NamedTuple, Never, NoReturn, get_args
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -187,6 +189,10 @@ def _custom_types(info: msgspec.inspect.Type) -> Iterator[type]:
             pending += [getattr(node, name) for name in node.__struct_fields__]
 
 
+# Evaluating an annotation costs more than the rest of a step.
+_RESULT_TYPES: WeakKeyDictionary[Callable[..., Any], ValueType] = WeakKeyDictionary()
+
+
 def result_type(callback: Callable[..., Any], where: str) -> ValueType:
     """Return the type that a callback's return annotation declares; UNDECLARED when it has none.
 
@@ -197,7 +203,13 @@ def result_type(callback: Callable[..., Any], where: str) -> ValueType:
     >>> result_type(reserve, "step 'reserve'").name
     'tuple[int, int]'
     """
-    return value_type(_returns.return_annotation(callback, where), where)
+    if type(callback) is not FunctionType or callback.__closure__ is not None:
+        # A function made anew for every call would only fill the cache, and its variables may change.
+        return value_type(_returns.return_annotation(callback, where), where)
+    known = _RESULT_TYPES.get(callback)
+    if known is None:
+        known = _RESULT_TYPES[callback] = value_type(_returns.return_annotation(callback, where), where)
+    return known
 
 
 def store_self_declared(value: Any, where: str, bytes_max: int = BYTES_MAX) -> Stored:

@@ -8,7 +8,7 @@ from typing import Any, Generic, cast
 
 from workerflow.codec import UNSET, load_json
 from workerflow.core.failure import error_data, error_traceback
-from workerflow.core.load import InstanceRecord
+from workerflow.core.load import InstanceRecord, InstanceRow
 from workerflow.core.model import (
     InboundEvent,
     InstanceInfo,
@@ -123,21 +123,22 @@ class WorkflowHandle(Generic[ResultT]):
                 # Before the look: a change between look and wait must not be missed.
                 changed = self._changed(self.workflow, self._id)
                 try:
-                    record = self._port().read()
-                    if record is not None and (found := self._outcome(record)) is not None:
+                    row = self._port().read_row()
+                    if row is not None and (found := self._outcome(row)) is not None:
                         return found[0]
                     await changed
                 finally:
                     changed.cancel()
 
-    def _outcome(self, record: InstanceRecord) -> tuple[ResultT] | None:
-        row = record.row
+    def _outcome(self, row: InstanceRow) -> tuple[ResultT] | None:
         if row.held_reason is not None:
             raise WorkflowHeldError(row.workflow, row.instance_id, row.held_reason)
         if row.status == "cancelled":
-            raise WorkflowCancelledError(row.workflow, row.instance_id, record.lifecycle[-1].reason)
+            raise WorkflowCancelledError(
+                row.workflow, row.instance_id, self._port().read_events()[-1].cancellation_reason
+            )
         if row.status == "failed":
-            failure = _failure(record)
+            failure = _failure(row)
             assert failure is not None
             raise WorkflowFailedError(
                 row.workflow, row.instance_id, failure.name, failure.message, failure.data, failure.traceback
@@ -151,8 +152,7 @@ class WorkflowHandle(Generic[ResultT]):
         return (declared_types(self._entry.definition)[1].load(row.result_json, "stored result"),)
 
 
-def _failure(record: InstanceRecord) -> RecordedFailure | None:
-    row = record.row
+def _failure(row: InstanceRow) -> RecordedFailure | None:
     if row.failure_message is None:
         return None
     detail = row.failure_detail
@@ -173,7 +173,7 @@ def _info(record: InstanceRecord) -> InstanceInfo:
         held_at=optional_datetime(row.held_at),
         input=UNSET if row.input is None else load_json(row.input),
         result=UNSET if row.result_type is None else result,
-        failure=_failure(record),
+        failure=_failure(row),
         owner=row.owner,
         recoveries=row.recoveries,
         inbound_events=tuple(

@@ -54,6 +54,7 @@ class Thread:
 # How often.
 
 
+@pytest.mark.spec(52)
 @async_test
 async def test_a_callback_interrupted_by_a_crash_runs_again_up_to_its_attempts():
     gate = Gate()
@@ -818,6 +819,7 @@ async def Ends(self):
         raise ValueError
 
 
+@pytest.mark.spec(216, 217, 220)
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
 @async_test
 async def test_the_completion_is_delivered_once_with_all_that_names_it(end):
@@ -845,6 +847,7 @@ async def test_the_completion_is_delivered_once_with_all_that_names_it(end):
         assert (await handle.info()).alarm_at is None
 
 
+@pytest.mark.spec(220)
 @async_test
 async def test_a_pending_instance_that_is_cancelled_is_delivered_too():
     events: list[str] = []
@@ -860,6 +863,7 @@ async def test_a_pending_instance_that_is_cancelled_is_delivered_too():
     assert events == ["cancelled"]
 
 
+@pytest.mark.spec(218)
 @async_test
 async def test_a_handler_that_raises_is_called_again_later_with_the_same_id(caplog):
     ids: list[str] = []
@@ -891,6 +895,7 @@ async def test_a_handler_that_raises_is_called_again_later_with_the_same_id(capl
     assert times[-1] - times[-2] == timedelta(seconds=4)
 
 
+@pytest.mark.spec(219)
 @async_test
 async def test_a_delivery_cut_by_a_crash_is_made_again_with_the_same_event():
     events: list[WorkflowCompletionEvent] = []
@@ -916,6 +921,7 @@ async def test_a_delivery_cut_by_a_crash_is_made_again_with_the_same_event():
         assert (await handle.info()).alarm_at is None
 
 
+@pytest.mark.spec(215)
 @async_test
 async def test_without_a_handler_nothing_is_delivered_and_no_alarm_is_left():
     runtime = watched(Ends)
@@ -924,6 +930,38 @@ async def test_without_a_handler_nothing_is_delivered_and_no_alarm_is_left():
         await handle.create()
         await handle.cancel()
         assert (await handle.info()).alarm_at is None
+
+
+@pytest.mark.spec(221)
+@async_test
+async def test_a_delivery_whose_handler_is_gone_waits_for_one_to_come_back(tmp_path):
+    called: asyncio.Queue[str] = asyncio.Queue()
+    is_raising = True
+
+    async def handler(event):
+        called.put_nowait(event.id)
+        if is_raising:
+            raise ConnectionError("no answer")
+
+    async def retried_from(engine, runtime, before):
+        """Wait until another try is planned than the one of before."""
+        while (planned := (await engine.get(runtime, "instance-1").info()).alarm_at) in (None, before):
+            await asyncio.wait([asyncio.ensure_future(engine.get(runtime, "instance-1").status())])
+        return planned
+
+    with_handler = delivering(Ends, handler)
+    without_handler = type(with_handler.__name__, (WorkflowRuntime,), {"definition": Ends})
+    async with Engine(tmp_path / "end.db", [with_handler]) as engine:
+        await engine.get(with_handler, "instance-1").cancel()
+        first = await called.get()
+        planned = await retried_from(engine, with_handler, None)
+    async with Engine(tmp_path / "end.db", [without_handler]) as engine:
+        await retried_from(engine, without_handler, planned)
+        assert await engine.get(without_handler, "instance-1").status() == "cancelled"
+    is_raising = False
+    async with Engine(tmp_path / "end.db", [with_handler]) as engine:
+        assert await asyncio.wait_for(called.get(), 10) == first
+    assert called.empty()
 
 
 @async_test

@@ -298,6 +298,32 @@ async def test_mail_that_comes_while_an_instance_goes_to_hibernate_is_not_lost(t
         assert len((await handle.info()).inbound_events) == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+@async_test
+async def test_mail_between_the_look_for_it_and_the_commit_that_hibernates_is_not_lost(seed):
+    """The order in which the two instances are driven depends on their keys, and so on the seed."""
+
+    @definition
+    async def Poster(self):
+        await self.sleep("minute", 60)
+        if not self.replaying:
+            post(owner, "instance-1", "event", "paid", "7")
+
+    @definition
+    async def Falling(self):
+        await self.sleep("minute", 60)
+        return await self.wait("payment", "paid", int)
+
+    async with SimulatedEngine([Poster, Falling], seed, settings=Settings(hibernate_after_s=0)) as owner:
+        handle = owner.get(Falling, "instance-1")
+        await owner.get(Poster, "instance-2").create()
+        await handle.create()
+        await owner.advance(60)
+        # No hint was given, and no poll comes any more: the batch itself has found the mail.
+        assert await handle.result(timeout=5) == 7
+        assert len((await handle.info()).inbound_events) == 1
+
+
 @pytest.mark.parametrize("turns", range(6))
 @async_test
 async def test_an_event_that_comes_while_an_instance_ends_is_accepted_before_the_end_or_dropped(turns):

@@ -220,6 +220,7 @@ class Instance:
         if self.status == "initialized" and self.held_reason is None:
             self.begin_running(self.host.now_ms())
         if not self.is_drivable():
+            self.save_progress()
             return
         if self.ending is None:
             self.stepping.pump()

@@ -117,7 +117,6 @@ class Stepping:
         if (request := self._find(step.step_id)) is not None:
             self._values[step.step_id] = None if stored is None else stored.value
             self._has_outcome(request, step)
-        self._instance.save_progress()
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         """A callback raised. Ignored when the attempt has ended already."""
@@ -130,7 +129,6 @@ class Stepping:
             next_ms = next_attempt_ms(step, scope.request.retry, now_ms, self._host.random())
         self._instance.recoveries = 0
         self._record_failure(step, attempt, describe(error), now_ms, next_ms)
-        self._instance.save_progress()
 
     def attach(self, earlier: Stepping) -> None:
         """Take over the callbacks in flight of an earlier object for the same instance, as far as they are recorded."""

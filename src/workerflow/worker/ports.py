@@ -10,7 +10,7 @@ from workerflow.codec import UNDECLARED, UNSET, checked_text, dump_json, is_exac
 from workerflow.core.context import step_record
 from workerflow.core.instance import Instance, not_resumable
 from workerflow.core.journal import Journal
-from workerflow.core.load import InstanceRecord, fill_journal
+from workerflow.core.load import InstanceRecord, InstanceRow, fill_journal
 from workerflow.core.model import Receipt, Status, Step, WorkflowEvent, to_datetime
 from workerflow.core.rows import Rows
 from workerflow.definition import checked_id, declared_types
@@ -37,8 +37,12 @@ class Port:
         row = self._store.find(self._entry.name, self._id)
         return None if row is None else self._store.load(row.key)
 
+    def read_row(self) -> InstanceRow | None:
+        """The instance's own row alone."""
+        return self._store.find(self._entry.name, self._id)
+
     def read_status(self) -> Status:
-        row = self._store.find(self._entry.name, self._id)
+        row = self.read_row()
         return "pending" if row is None else row.status
 
     def read_steps(self) -> list[Step]:
