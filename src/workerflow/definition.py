@@ -276,6 +276,12 @@ def check_definition(definition: Any) -> None:
         raise DefinitionError(f"definition {definition.__name__} has no execute(); write: async def execute(self)")
     if not inspect.iscoroutinefunction(definition.execute):
         raise DefinitionError(f"execute() of definition {definition.__name__} is not async; write: async def execute")
+    try:
+        inspect.signature(definition.execute).bind(None)
+    except TypeError as error:
+        raise DefinitionError(
+            f"execute() of definition {definition.__name__} must take self alone ({error}); its input is self.input"
+        ) from error
     workflow_name(definition)
     declared_types(definition)
 

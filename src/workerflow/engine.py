@@ -59,6 +59,11 @@ class Engine:
         always_replay: bool = False,
         settings: Settings | None = None,
     ) -> None:
+        given: object = url
+        if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+            raise DefinitionError(f"url={url!r} must be a path or a text such as sqlite:///path")
+        if not isinstance(settings, Settings | None):
+            raise DefinitionError(f"settings={settings!r} must be a Settings(…)")
         self.url = os.fspath(url)
         self._path = _sqlite_path(self.url)
         self._registry = Registry(workflows)
@@ -127,6 +132,8 @@ class Engine:
         store = self._require_store()
         cursor = None
         if after is not None:
+            if not isinstance(after, InstanceSummary):
+                raise DefinitionError(f"after={after!r} must be the last summary of the page before")
             row = store.find(after.workflow, after.id)
             cursor = (to_milliseconds(after.created_at), 0 if row is None else row.key)
         return [
@@ -288,4 +295,5 @@ def _sqlite_path(url: str) -> Path:
     path = url.removeprefix("sqlite:///")
     if "://" in path or not path or path == ":memory:" or "\0" in path:
         raise DefinitionError(f"{url!r} is not a database; give a path or sqlite:///path (durable state needs a file)")
-    return Path(path).absolute()
+    # One lock per file, whatever name it is opened by.
+    return Path(os.path.realpath(path))

@@ -20,6 +20,7 @@ from workerflow.core.model import (
     optional_datetime,
     to_datetime,
 )
+from workerflow.core.retry import Duration, duration_ms
 from workerflow.definition import ResultT, declared_types
 from workerflow.errors import WorkflowCancelledError, WorkflowFailedError, WorkflowHeldError
 from workerflow.worker.ports import LocalPort, MailPort
@@ -112,13 +113,14 @@ class WorkflowHandle(Generic[ResultT]):
         record = self._port().read()
         return _untouched(self.workflow, self._id) if record is None else _info(record)
 
-    async def result(self, timeout: float | None = None) -> ResultT:
+    async def result(self, timeout: Duration | None = None) -> ResultT:
         """Wait for the end and give the result, decoded as its declared type.
 
         Raises WorkflowFailedError, WorkflowCancelledError, WorkflowHeldError when it is held, and TimeoutError after
-        *timeout* seconds; the instance goes on then.
+        *timeout* (seconds or a timedelta); the instance goes on then.
         """
-        async with asyncio.timeout(timeout):
+        seconds = None if timeout is None else duration_ms(timeout, "timeout of result()") / 1000
+        async with asyncio.timeout(seconds):
             while True:
                 # Before the look: a change between look and wait must not be missed.
                 changed = self._changed(self.workflow, self._id)
@@ -170,13 +172,14 @@ def _info(record: InstanceRecord) -> InstanceInfo:
         created_at=to_datetime(row.created_at),
         updated_at=to_datetime(row.updated_at),
         alarm_at=optional_datetime(row.alarm_at),
+        held_reason=row.held_reason,
         held_at=optional_datetime(row.held_at),
         input=UNSET if row.input is None else load_json(row.input),
         result=UNSET if row.result_type is None else result,
         failure=_failure(row),
         owner=row.owner,
         recoveries=row.recoveries,
-        inbound_events=tuple(
+        inbound_events=[
             InboundEvent(
                 event.number,
                 event.name,
@@ -187,12 +190,12 @@ def _info(record: InstanceRecord) -> InstanceInfo:
                 optional_datetime(event.claimed_at),
             )
             for event in record.inbound
-        ),
+        ],
     )
 
 
 def _untouched(workflow: str, instance_id: str) -> InstanceInfo:
     epoch = to_datetime(0)
     return InstanceInfo(
-        workflow, instance_id, "pending", None, epoch, epoch, None, None, UNSET, UNSET, None, None, 0, ()
+        workflow, instance_id, "pending", None, epoch, epoch, None, None, None, UNSET, UNSET, None, None, 0, []
     )  # fmt: skip

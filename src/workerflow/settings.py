@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from workerflow.errors import DefinitionError
 
+NUMBER_MAX = 10**15
+"""Above every limit and interval that means anything: 30,000 years in milliseconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -55,9 +58,14 @@ class Settings:
         if self.synchronous not in ("FULL", "NORMAL", "EXTRA"):
             raise DefinitionError(f"synchronous={self.synchronous!r} is not known; use 'FULL', 'EXTRA' or 'NORMAL'")
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, str):
-                continue
-            least = 1 if field.name.endswith(("_max", "_count", "poll_interval_ms")) else 0
-            if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
-                raise DefinitionError(f"{field.name}={value!r} must be a finite number of at least {least}")
+            if field.name != "synchronous":
+                _check(field.name, getattr(self, field.name))
+
+
+def _check(name: str, value: object) -> None:
+    least = 1 if name.endswith(("_max", "_count", "poll_interval_ms")) else 0
+    kinds = (int,) if name.endswith(("_max", "_count", "_warn", "poll_interval_ms")) else (int, float)
+    # Not isinstance: True is no number of seconds. Written so that NaN is refused, too.
+    if type(value) not in kinds or not least <= value <= NUMBER_MAX:  # type: ignore[operator]  # the kinds are numbers
+        number = "whole number" if len(kinds) == 1 else "number"
+        raise DefinitionError(f"{name}={value!r} must be a {number} from {least} to {NUMBER_MAX}")

@@ -500,6 +500,53 @@ async def test_a_callback_in_a_thread_may_not_ask_for_steps():
         assert len(await handle.steps()) == 1
 
 
+@async_test
+async def test_a_callback_may_use_the_handles_of_its_own_and_of_other_instances():
+    @definition
+    async def Talking(self):
+        async def talk():
+            other = engine.get(Other, "other")
+            await other.create()
+            receipt = await engine.get(Talking, "instance-1").send("go", await other.result(timeout=5))
+            return str(receipt)
+
+        receipt = await self.run("talk", talk, returns=str)
+        return [receipt, await self.wait("go", "go", str)]
+
+    @definition
+    async def Other(self):
+        async def call():
+            return current_attempt().instance_id
+
+        return await self.run("call", call, returns=str)
+
+    async with SimulatedEngine([Talking, Other]) as engine:
+        handle = engine.get(Talking, "instance-1")
+        await handle.create()
+        assert await handle.result(timeout=5) == ["queued", "other"]
+
+
+@async_test
+async def test_a_callback_may_cancel_its_own_instance():
+    after = Callback()
+
+    @definition
+    async def Ending(self):
+        async def call():
+            await handle.cancel("enough")
+
+        await self.run("call", call)
+        await self.run("after", after)
+
+    async with SimulatedEngine([Ending]) as engine:
+        handle = engine.get(Ending, "instance-1")
+        await handle.create()
+        await engine.run_until_idle()
+        assert await handle.status() == "cancelled"
+        assert after.calls == 0
+        assert attempt_states(await handle.steps()) == {"call": ["failed"]}
+
+
 # Cancel and the end of execute().
 
 

@@ -135,7 +135,7 @@ async def test_a_value_that_cannot_be_stored_is_refused_at_the_sender():
         with pytest.raises(InvalidValueError):
             await client.get(Listener, "instance-2").create({1, 2})
         await owner.run_until_idle()
-        assert (await handle.info()).inbound_events == ()
+        assert list((await handle.info()).inbound_events) == []
         assert len(await owner.list()) == 1
 
 

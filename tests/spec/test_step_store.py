@@ -26,7 +26,7 @@ def test_a_new_run_step_has_three_attempts_no_parent_and_none_begun():
 
     assert (step.id, step.type, step.max_attempts, step.parent_step_id) == ("charge", "run", 3, None)
     assert step.created_at == NOW
-    assert step.attempts == ()
+    assert list(step.attempts) == []
 
 
 @pytest.mark.spec(146)
@@ -73,7 +73,7 @@ def test_another_limit_in_the_second_call_is_ignored():
 def test_attempts_stay_empty_until_one_is_started():
     context = WorkflowRuntimeContext()
     context.get_or_create_run_step("charge", now=NOW)
-    assert only_step(context).attempts == ()
+    assert list(only_step(context).attempts) == []
 
     context.handle_run_attempt_started("charge", now=NOW)
 
@@ -97,7 +97,7 @@ def test_starting_gives_a_started_attempt_and_the_step_lists_exactly_that_one():
 
     assert (attempt.state, attempt.step_id, attempt.number, attempt.started_at) == ("started", "charge", 1, LATER)
     assert attempt.ended_at is None
-    assert only_step(context).attempts == (attempt,)
+    assert list(only_step(context).attempts) == [attempt]
 
 
 @pytest.mark.spec(151)
@@ -115,7 +115,7 @@ def test_a_second_attempt_cannot_start_while_one_is_in_progress():
     with pytest.raises(StepError, match="already in progress"):
         context.handle_run_attempt_started("charge", now=LATER)
 
-    assert only_step(context).attempts == (first,)
+    assert list(only_step(context).attempts) == [first]
 
 
 @pytest.mark.spec(153)
@@ -128,7 +128,7 @@ def test_succeeding_with_json_text_stores_that_text_in_the_one_attempt():
 
     assert (attempt.state, attempt.result_type, attempt.result_json) == ("succeeded", "json", "0")
     assert attempt.ended_at == LATER
-    assert only_step(context).attempts == (attempt,)
+    assert list(only_step(context).attempts) == [attempt]
 
 
 @pytest.mark.spec(154)
@@ -157,7 +157,7 @@ def test_a_step_without_a_started_attempt_cannot_succeed():
     with pytest.raises(StepError, match=r"(?i)no attempt in progress"):
         context.handle_run_attempt_succeeded("charge", "0", now=NOW)
 
-    assert only_step(context).attempts == ()
+    assert list(only_step(context).attempts) == []
 
 
 @pytest.mark.spec(156)
@@ -170,7 +170,7 @@ def test_a_step_whose_attempt_has_ended_cannot_succeed_once_more():
     with pytest.raises(StepError, match=r"(?i)no attempt in progress"):
         context.handle_run_attempt_succeeded("charge", "2", now=LATER)
 
-    assert only_step(context).attempts == (ended,)
+    assert list(only_step(context).attempts) == [ended]
 
 
 @pytest.mark.spec(156, 160)
@@ -184,7 +184,7 @@ def test_an_outcome_that_names_an_unknown_attempt_is_not_found():
     with pytest.raises(StepError, match="not found"):
         context.handle_run_attempt_failed("charge", "Error: no", now=LATER, attempt_id="nobody")
 
-    assert only_step(context).attempts == (started,)
+    assert list(only_step(context).attempts) == [started]
 
 
 @pytest.mark.spec(157)
@@ -202,7 +202,7 @@ def test_the_last_allowed_failure_stores_its_message_and_plans_no_next_attempt()
     )
     assert attempt.next_attempt_at is None
     assert attempt.ended_at == LATER
-    assert only_step(context).attempts == (attempt,)
+    assert list(only_step(context).attempts) == [attempt]
 
 
 @pytest.mark.spec(157)
@@ -226,7 +226,7 @@ def test_a_non_retryable_failure_plans_no_next_attempt_however_many_are_left():
 
     assert attempt.state == "failed"
     assert attempt.next_attempt_at is None
-    assert only_step(context).attempts == (attempt,)
+    assert list(only_step(context).attempts) == [attempt]
 
 
 @pytest.mark.spec(159)
@@ -243,7 +243,7 @@ def test_a_step_without_an_attempt_cannot_fail():
     with pytest.raises(StepError, match=r"(?i)no attempt in progress"):
         context.handle_run_attempt_failed("charge", "Error: no", now=NOW)
 
-    assert only_step(context).attempts == ()
+    assert list(only_step(context).attempts) == []
 
 
 @pytest.mark.spec(161)

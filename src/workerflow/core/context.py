@@ -8,6 +8,7 @@ from workerflow.codec import UNSET, load_json
 from workerflow.core.failure import Failure
 from workerflow.core.journal import Attempt, Journal, JournalStep
 from workerflow.core.model import (
+    TIME_MAX_MS,
     RunStep,
     RunStepAttempt,
     SleepStep,
@@ -169,7 +170,7 @@ def next_attempt_ms(step: JournalStep, retry: RetryPolicy, now_ms: int, random: 
     failures = step.counted()
     if step.max_attempts is not None and failures >= step.max_attempts:
         return None
-    next_ms = now_ms + retry.delay_ms(failures, random)
+    next_ms = min(now_ms + retry.delay_ms(failures, random), TIME_MAX_MS)
     elapsed_max = retry.max_elapsed_ms()
     if elapsed_max is not None and next_ms - step.attempts[0].started_ms > elapsed_max:
         return None
@@ -189,7 +190,7 @@ def step_record(step: JournalStep) -> Step:
 
 
 def _run_record(step: JournalStep) -> RunStep:
-    attempts = tuple(_attempt_record(step, attempt) for attempt in step.attempts)
+    attempts = [_attempt_record(step, attempt) for attempt in step.attempts]
     created_at, abandoned_at = to_datetime(step.created_ms), optional_datetime(step.abandoned_ms)
     return RunStep(step.step_id, step.parent_id, created_at, step.max_attempts, attempts, abandoned_at)
 

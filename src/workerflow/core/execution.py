@@ -137,7 +137,10 @@ class Execution:
         return self.instance.label()
 
     def _create_root(self) -> None:
-        self._root = self._loop.create_task(self._definition.execute(), name="execute")
+        self._root = self._loop.create_task(self._run(), name="execute")
+
+    async def _run(self) -> Any:
+        return await self._definition.execute()
 
     def _ask_in_body(self, request: Request) -> asyncio.Future[Any]:
         step_id = request.step_id

@@ -21,6 +21,9 @@ LEGAL_TRANSITIONS: dict[str, frozenset[str]] = {
     "cancelled": frozenset(),
 }
 
+TIME_MAX_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, where datetimes end: no stored time is later."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -41,7 +44,7 @@ def to_milliseconds(moment: datetime) -> int:
     >>> to_milliseconds(to_datetime(1234))
     1234
     """
-    return -((_EPOCH - moment) // _MILLISECOND)
+    return min(-((_EPOCH - moment) // _MILLISECOND), TIME_MAX_MS)
 
 
 def optional_datetime(milliseconds: int | None) -> datetime | None:
@@ -92,7 +95,7 @@ class RunStepAttempt:
 class RunStep:
     """A run step with its attempts, oldest first. Its state is that of its last attempt.
 
-    >>> RunStep("charge", None, to_datetime(0), 3, ()).type
+    >>> RunStep("charge", None, to_datetime(0), 3, []).type
     'run'
     """
 
@@ -100,7 +103,7 @@ class RunStep:
     parent_step_id: str | None
     created_at: datetime
     max_attempts: int | None
-    attempts: tuple[RunStepAttempt, ...]
+    attempts: list[RunStepAttempt]
     abandoned_at: datetime | None = None
     type: Literal["run"] = "run"
 
@@ -227,8 +230,9 @@ class RecordedFailure:
 class InstanceInfo:
     """Everything stored about one instance but its steps. ``input`` is UNSET when ``create`` was given none.
 
-    ``result`` is plain JSON data (UNSET before completion); ``handle.result()`` gives the typed value. ``owner`` is
-    the incarnation of the worker that has it in memory, ``recoveries`` how often it was taken over in mid callback.
+    ``held_reason`` is what ``held`` says. ``result`` is plain JSON data (UNSET before completion);
+    ``handle.result()`` gives the typed value. ``owner`` is the incarnation of the worker that has it in memory,
+    ``recoveries`` how often it was taken over in mid callback.
 
     >>> InstanceInfo.__slots__[0]
     'workflow'
@@ -241,10 +245,11 @@ class InstanceInfo:
     created_at: datetime
     updated_at: datetime
     alarm_at: datetime | None
+    held_reason: str | None
     held_at: datetime | None
     input: Any
     result: Any
     failure: RecordedFailure | None
     owner: int | None
     recoveries: int
-    inbound_events: tuple[InboundEvent, ...]
+    inbound_events: list[InboundEvent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Cal
 
 MILLISECONDS_MAX = 253_402_300_799_000
 """The year 9999: datetimes end there."""
+
+ATTEMPTS_MAX = 1_000_000_000
 
 # Trying again cannot help: the inner step has its outcome for good, or the code itself is wrong.
 NEVER_RETRIED = (
@@ -43,9 +46,11 @@ def duration_ms(duration: Duration, what: str) -> int:
     if isinstance(duration, bool) or not isinstance(duration, int | float | timedelta):
         raise DefinitionError(f"{what}: {duration!r} is not a duration; give seconds as a number, or a timedelta")
     if isinstance(duration, timedelta):
-        milliseconds = -(-duration // timedelta(milliseconds=1))
-    elif not math.isfinite(duration):
+        milliseconds = -(duration // timedelta(milliseconds=-1))
+    elif isinstance(duration, float) and not math.isfinite(duration):
         raise DefinitionError(f"{what}: {duration!r} seconds is not a duration; give a finite number of seconds")
+    elif abs(duration) > MILLISECONDS_MAX:
+        milliseconds = MILLISECONDS_MAX + 1
     else:
         # Rounded first: 0.1 + 0.2 seconds are 300 ms to everybody but a float.
         milliseconds = math.ceil(round(duration * 1000, 6))
@@ -117,17 +122,20 @@ class RetryPolicy:
 
 def check_max_attempts(value: Any, what: str) -> None:
     """Refuse anything but None or a whole number of at least 1."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise DefinitionError(f"{what}: max_attempts={value!r} must be a whole number of at least 1")
+    if value is not None and (type(value) is not int or not 1 <= value <= ATTEMPTS_MAX):
+        raise DefinitionError(
+            f"{what}: max_attempts={value!r} must be a whole number from 1 to {ATTEMPTS_MAX}; None in a RetryPolicy "
+            "means without limit"
+        )
 
 
 def _check_retry_on(retry_on: Any) -> None:
     classes = retry_on if isinstance(retry_on, tuple) else (retry_on,)
     if retry_on is None or all(isinstance(item, type) and issubclass(item, BaseException) for item in classes):
         return
-    if isinstance(retry_on, type | tuple) or not callable(retry_on):
+    if isinstance(retry_on, type | tuple) or not callable(retry_on) or inspect.iscoroutinefunction(retry_on):
         raise DefinitionError(
-            f"RetryPolicy.retry_on={retry_on!r} must be exception classes or a function from an error to True or False"
+            f"RetryPolicy.retry_on={retry_on!r} must be exception classes or a plain function from an error to a bool"
         )
 
 

@@ -14,6 +14,7 @@ from workerflow.core.context import next_attempt_ms
 from workerflow.core.execution import Execution, drift
 from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe
 from workerflow.core.journal import Attempt, JournalStep
+from workerflow.core.model import TIME_MAX_MS
 from workerflow.core.nesting import Nesting
 from workerflow.core.outcomes import is_retryable, outcome_ms, outcome_of, plain_failure, stuck_failure
 from workerflow.core.request import Request, Scope
@@ -286,7 +287,7 @@ class Stepping:
     def _create(self, request: Request, now_ms: int) -> JournalStep:
         at_ms = request.wake_at_ms if request.kind == "sleep" else request.timeout_at_ms
         if request.wake_in_ms is not None:
-            at_ms = now_ms + request.wake_in_ms
+            at_ms = min(now_ms + request.wake_in_ms, TIME_MAX_MS)
         return self._journal.create(
             request.step_id,
             request.kind,

@@ -8,6 +8,7 @@ for them, so that an outcome and its consequences are one batch.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from typing import Any, NamedTuple
 
 from workerflow.core.rows import Rows
 from workerflow.effects import Effects, set_done
-from workerflow.errors import DatabaseUnavailableError
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store, StoreBusyError
 
@@ -62,6 +62,8 @@ class Committer:
         self._on_committed = on_committed
         self._on_deposed = on_deposed
         self._loop = asyncio.get_running_loop()
+        # Effects run in the engine's context, never in that of whoever happened to call.
+        self._context = contextvars.copy_context()
         self._gates: list[Gate] = []
         self._guarded: set[int] = set()
         self._is_scheduled = False
@@ -88,7 +90,7 @@ class Committer:
         """Flush soon."""
         if not self._is_scheduled and not self._is_writing and not self._is_closed:
             self._is_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush, context=self._context)
 
     def forget(self, key: int) -> None:
         """Take back what one instance has in the batch that fills up: its rows and its gates."""
@@ -145,17 +147,17 @@ class Committer:
             self._timed_commit(batch, 0)
         except StoreBusyError:
             self._write_in_thread(batch, gates, is_unknown=False)
-        except DatabaseUnavailableError as error:
-            _logger.error("batch %d is not durable yet, trying again: %s", batch.number, error)
-            self._write_in_thread(batch, gates, is_unknown=True)
         except DeposedError as error:
             self._on_deposed(error)
+        except Exception as error:  # Of the database or of ours: the batch must not be lost.
+            _logger.error("batch %d is not durable yet, trying again: %s", batch.number, error)
+            self._write_in_thread(batch, gates, is_unknown=True)
         else:
             self._finish(batch, gates)
 
     def _write_in_thread(self, batch: Batch, gates: list[Gate], *, is_unknown: bool) -> None:
         self._is_writing = True
-        self._slow = self._loop.create_task(self._write_slowly(batch, gates, is_unknown))
+        self._slow = self._loop.create_task(self._write_slowly(batch, gates, is_unknown), context=self._context)
 
     async def _write_slowly(self, batch: Batch, gates: list[Gate], is_unknown: bool) -> None:
         try:
@@ -177,7 +179,9 @@ class Committer:
                 return
             except StoreBusyError as error:
                 _logger.warning("batch %d waits for a foreign transaction: %s", batch.number, error)
-            except DatabaseUnavailableError as error:
+            except DeposedError:
+                raise
+            except Exception as error:  # The same.
                 is_unknown = True
                 _logger.error("batch %d is not durable yet, trying again: %s", batch.number, error)
             await self._pause(BACK_OFF_MS[min(failures, len(BACK_OFF_MS) - 1)])

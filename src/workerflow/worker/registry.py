@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ class Registry:
 
     def __init__(self, workflows: Iterable[Definition | Runtime]) -> None:
         self._by_name: dict[str, Registered] = {}
+        if isinstance(workflows, type | str) or not isinstance(workflows, Iterable):
+            raise DefinitionError(f"workflows={workflows!r} must be a list of definitions and runtimes: [YourWorkflow]")
         for workflow in workflows:
             entry = _registered(workflow)
             if entry.name in self._by_name:
@@ -55,6 +58,13 @@ class Registry:
         )
 
 
+def _check_hooks(runtime: Runtime) -> None:
+    if inspect.iscoroutinefunction(runtime.on_status_change):
+        raise DefinitionError(f"on_status_change() of runtime {runtime.__name__} is async; write: def on_status_change")
+    if not inspect.iscoroutinefunction(runtime.completion):
+        raise DefinitionError(f"completion() of runtime {runtime.__name__} is not async; write: async def completion")
+
+
 def _registered(workflow: Any) -> Registered:
     if isinstance(workflow, type) and issubclass(workflow, WorkflowRuntime):
         definition = getattr(workflow, "definition", None)
@@ -62,7 +72,9 @@ def _registered(workflow: Any) -> Registered:
             raise DefinitionError(f"runtime {workflow.__name__} has no definition; set definition = Yours in it")
         check_definition(definition)
         # The runtime is what callers name; its definition may serve several runtimes.
-        name = checked_id(workflow.__dict__.get("name") or definition.__dict__.get("name") or workflow.__name__, "name")
+        _check_hooks(workflow)
+        names = (workflow.__dict__, definition.__dict__, {"name": workflow.__name__})
+        name = checked_id(next(names["name"] for names in names if "name" in names), "workflow name")
         return Registered(name, definition, workflow, delivers_completion(workflow))
     check_definition(workflow)
     return Registered(workflow_name(workflow), workflow, WorkflowRuntime, False)

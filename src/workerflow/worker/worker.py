@@ -98,6 +98,7 @@ class Worker:
                 instance.delivery_ms = self.now_ms()
                 self.progressed(instance)
         self.alarms.stored_ms = self.now_ms()
+        self._look()
         self.poll()
 
     def obtain(self, key: int, *, is_takeover: bool = False) -> Instance | None:
@@ -150,8 +151,7 @@ class Worker:
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         try:
-            has_more = self.mailbox.take_all(CLAIM_MAX) == CLAIM_MAX
-            self._claim_due()
+            has_more = self._look()
         except DatabaseError as error:
             has_more = False
             _logger.warning("looking for mail and alarms will be tried again: %s", error)
@@ -399,6 +399,11 @@ class Worker:
             self.deliveries.deliver(instance)
         else:
             self.apply(instance, lambda instance: instance.due(self.now_ms()))
+
+    def _look(self) -> bool:
+        mail_count = self.mailbox.take_all(CLAIM_MAX)
+        self._claim_due()
+        return mail_count == CLAIM_MAX
 
     def _claim_due(self) -> None:
         now_ms = self.now_ms()

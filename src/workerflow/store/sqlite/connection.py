@@ -18,17 +18,12 @@ PACKAGE = "workerflow.store.sqlite"
 class Connection:
     """A connection that runs the statements of this package by name."""
 
-    def __init__(self, path: Path, *, synchronous: str, busy_timeout_ms: int, create: bool) -> None:
+    def __init__(self, path: Path, *, busy_timeout_ms: int, create: bool) -> None:
         self.path = path
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         with translated(path):
             self.raw = apsw.Connection(str(path), flags=flags, statementcachesize=100)
-        try:
-            with translated(path):
-                self._configure(synchronous, busy_timeout_ms)
-        except BaseException:
-            self.close()
-            raise
+            self.raw.set_busy_timeout(busy_timeout_ms)
 
     def close(self) -> None:
         """Close, whatever is under way."""
@@ -43,8 +38,12 @@ class Connection:
         """The first row of a statement, if there is one."""
         return next(iter(self.rows(name, *arguments)), None)
 
-    def _configure(self, synchronous: str, busy_timeout_ms: int) -> None:
-        self.raw.set_busy_timeout(busy_timeout_ms)
+    def configure(self, synchronous: str) -> None:
+        """Set what workerflow relies on. WAL stays in the file for good: make sure first that the file is ours."""
+        with translated(self.path):
+            self._configure(synchronous)
+
+    def _configure(self, synchronous: str) -> None:
         mode = self.raw.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode is None or mode[0] != "wal":
             raise DatabaseError(
@@ -75,4 +74,9 @@ def translated(path: Path) -> Iterator[None]:
     except (apsw.IOError, apsw.FullError, apsw.NoMemError, apsw.ConnectionClosedError) as error:
         raise DatabaseUnavailableError(
             f"{path} refuses for now ({type(error).__name__}: {error}); free space or mend the disk, then try again"
+        ) from error
+    except apsw.Error as error:
+        raise DatabaseError(
+            f"{path} is not as workerflow wrote it ({type(error).__name__}: {error}); restore it from a backup, "
+            "or give another path"
         ) from error

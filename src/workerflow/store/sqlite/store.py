@@ -25,6 +25,9 @@ from workerflow.store.sql import migrations, statement
 from workerflow.store.sqlite.connection import PACKAGE, Connection, translated
 from workerflow.store.sqlite.file_lock import FileLock
 
+# What one instance's rows can be guilty of; everything else is the database's own trouble.
+_REFUSALS = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
+
 WORKER_ID = 1
 """One engine at a time executes on a file."""
 
@@ -46,9 +49,11 @@ class SqliteStore:
         self._check_path()
         try:
             # A reader of an SQLite file in WAL mode writes its -shm, so both kinds of engine need write access.
-            self._writer = self._connect()
+            self._writer = Connection(self._path, busy_timeout_ms=self._busy_timeout_ms, create=True)
+            self._check_ours(self._writer)
             if execute:
                 self._acquire()
+            self._writer.configure(self._synchronous)
             self._migrate(now_ms)
             self._reader = self._connect()
         except BaseException:
@@ -90,7 +95,7 @@ class SqliteStore:
     def recover(self, incarnation: int) -> int:
         self._write_connection().close()
         self._writer = None
-        self._writer = self._connect(create=False)
+        self._writer = self._connect()
         # What a failed fsync left in the log may be in the system's cache only, marked as written. A checkpoint
         # writes it again, into the database file, and syncs that.
         with translated(self._path):
@@ -187,7 +192,7 @@ class SqliteStore:
         try:
             _write_rows(raw, batch.rows)
             late = self._guarded_with_mail(raw, batch)
-        except apsw.ConstraintError:
+        except _REFUSALS:
             late = None
         if late is not None and not late:
             raw.execute("RELEASE whole")
@@ -204,7 +209,7 @@ class SqliteStore:
             try:
                 _write_rows(raw, rows)
                 reason = MAIL_WAITS if key in self._guarded_with_mail(raw, batch) else None
-            except apsw.ConstraintError as error:
+            except _REFUSALS as error:
                 reason = str(error)
             if reason is not None:
                 refused[key] = reason
@@ -227,10 +232,22 @@ class SqliteStore:
             )
 
     def _check_path(self) -> None:
-        if self._path.is_dir():
+        try:
+            is_folder, has_folder = self._path.is_dir(), self._path.parent.is_dir()
+        except OSError as error:
+            raise DatabaseError(f"{self._path} cannot be the path of a file ({error}); give another one") from error
+        if is_folder:
             raise DatabaseError(f"{self._path} is a folder; give the path of a database file")
-        if not self._path.parent.is_dir():
+        if not has_folder:
             raise DatabaseError(f"the folder {self._path.parent} does not exist; make it, or give another path")
+
+    def _check_ours(self, connection: Connection) -> None:
+        objects = {row[0] for row in connection.rows("schema_objects")}
+        if objects and "workerflow_meta" not in objects:
+            raise DatabaseError(
+                f"{self._path} is a database of something else (it has {', '.join(sorted(objects)[:3])}); "
+                "give workerflow a file of its own"
+            )
 
     def _acquire(self) -> None:
         try:
@@ -246,7 +263,7 @@ class SqliteStore:
 
     def _owner(self) -> str:
         connection = self._write_connection()
-        if "workers" not in {row[0] for row in connection.rows("schema_tables")}:
+        if not connection.rows("schema_objects"):
             return ""
         row = connection.row("worker_owner")
         return "" if row is None else f" (process {row[0]}, incarnation {row[1]})"
@@ -256,13 +273,9 @@ class SqliteStore:
         with translated(self._path):
             connection.raw.execute("BEGIN IMMEDIATE")
         try:
-            tables = {row[0] for row in connection.rows("schema_tables")}
-            if tables and "workerflow_meta" not in tables:
-                raise DatabaseError(
-                    f"{self._path} is a database of something else (it has tables {', '.join(sorted(tables)[:3])}); "
-                    "give workerflow a file of its own"
-                )
-            row = connection.row("schema_version") if tables else None
+            # Again, under the lock: another process may have filled the file since.
+            self._check_ours(connection)
+            row = connection.row("schema_version") if connection.rows("schema_objects") else None
 
             def apply(number: int, script: str) -> None:
                 with translated(self._path):
@@ -276,14 +289,18 @@ class SqliteStore:
             _roll_back(connection.raw)
             raise
 
-    def _connect(self, *, create: bool = True) -> Connection:
-        return Connection(
-            self._path, synchronous=self._synchronous, busy_timeout_ms=self._busy_timeout_ms, create=create
-        )
+    def _connect(self) -> Connection:
+        connection = Connection(self._path, busy_timeout_ms=self._busy_timeout_ms, create=False)
+        try:
+            connection.configure(self._synchronous)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _write_connection(self) -> Connection:
         if self._writer is None:
-            self._writer = self._connect(create=False)
+            self._writer = self._connect()
         return self._writer
 
     def _read_connection(self) -> Connection:
