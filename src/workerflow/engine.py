@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +74,7 @@ class Engine:
         self._effects: Effects = SystemEffects()
         self._store: SqliteStore | None = None
         self._worker: Worker | None = None
+        self._sender: ThreadPoolExecutor | None = None
         self._hints: HintListener | None = None
         self._stop_asked: asyncio.Event | None = None
         self._failure: BaseException | None = None
@@ -92,6 +94,7 @@ class Engine:
         )
         await self._open(store)
         self._store = store
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="workerflow-sender")
         if self._execute:
             try:
                 self._begin(store)
@@ -205,9 +208,11 @@ class Engine:
 
     async def _close(self) -> None:
         worker = self._worker
-        if worker is not None and self._failure is None:
-            await worker.stop()
-        await self._abort()
+        try:
+            if worker is not None and self._failure is None:
+                await worker.stop()
+        finally:
+            await self._abort()
 
     async def _abort(self) -> None:
         worker, self._worker = self._worker, None
@@ -217,6 +222,8 @@ class Engine:
         if hints is not None:
             hints.close()
         store, self._store = self._store, None
+        if self._sender is not None:
+            self._sender.shutdown(wait=True)
         if store is not None:
             store.close()
         self._runtimes.clear()
@@ -236,7 +243,14 @@ class Engine:
         store = self._require_store()
         if self._worker is not None:
             return LocalPort(self._worker, store, self._settings, entry, instance_id)
-        return MailPort(store, self._settings, self._effects, lambda: send_hint(self._path), entry, instance_id)
+        return MailPort(store, self._settings, self._effects, self._send, entry, instance_id)
+
+    async def _send(self, *arguments: Any) -> str:
+        store = self._require_store()
+        # One thread: the connection can be in one transaction only.
+        outcome: str = await asyncio.get_running_loop().run_in_executor(self._sender, store.send, *arguments)
+        send_hint(self._path)
+        return outcome
 
     def _runtime(self, instance: Instance) -> WorkflowRuntime[Any, Any]:
         runtime = self._runtimes.get(instance)
@@ -264,13 +278,19 @@ class Engine:
         if self._worker is not None:
             name = (workflow, instance_id)
             self._changes.setdefault(name, set()).add(change)
-            change.add_done_callback(lambda _: self._changes.get(name, set()).discard(change))
+            change.add_done_callback(lambda _: self._forget_change(name, change))
         else:
             timer = self._effects.call_at(
                 self._effects.now_ms() + RESULT_LOOK_AGAIN_MS, functools.partial(set_done, change)
             )
             change.add_done_callback(lambda _: timer.cancel())
         return change
+
+    def _forget_change(self, name: tuple[str, str], change: asyncio.Future[None]) -> None:
+        waiting = self._changes.get(name, set())
+        waiting.discard(change)
+        if not waiting:
+            self._changes.pop(name, None)
 
     async def _after(self, milliseconds: int) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -7,10 +7,11 @@ import pytest
 from tests.signals import Gate, watched
 from tests.support import Callback, async_test, definition, lifecycle, started, states, step_of
 
-from workerflow import RunStep, SleepStep, WorkflowRuntimeContext
+from workerflow import RunStep, Settings, SleepStep, WorkflowRuntimeContext
 from workerflow.core.journal import Journal
 from workerflow.core.rows import WRITE_ORDER, Rows
 from workerflow.testing import SimulatedEngine
+from workerflow.worker.worker import CLAIM_MAX
 
 DAY = timedelta(days=1)
 
@@ -216,3 +217,18 @@ async def test_deadlines_of_nested_steps_count_for_the_alarm():
         await engine.advance(60)
         assert states(await step_of(handle, "outer", RunStep)) == ["succeeded"]
         assert await alarm_in(engine, handle) == DAY - timedelta(seconds=60)
+
+
+@async_test
+async def test_more_alarms_in_one_moment_than_are_taken_up_at_a_time_are_all_served():
+    @definition
+    async def Sleeping(self):
+        await self.sleep("night", 3600)
+
+    async with SimulatedEngine([Sleeping], settings=Settings(hibernate_after_s=0)) as engine:
+        handles = [engine.get(Sleeping, f"s-{number}") for number in range(3 * CLAIM_MAX)]
+        await asyncio.gather(*(handle.create() for handle in handles))
+        await engine.advance(3600)
+
+        assert await engine.list(status="running") == []
+        assert len(await engine.list(status="completed", limit=1000)) == 1000

@@ -6,14 +6,18 @@ run could tell a class or an attribute apart that a replay does not have, and ta
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from typing import Any, NamedTuple
 
 from workerflow.codec import clean_text, dump_json, is_exact_json, load_json
-from workerflow.errors import RecordedError
+from workerflow.errors import NonRetryableStepError, RecordedError
+
+_logger = logging.getLogger("workerflow")
 
 TRACEBACK_CHARACTERS_MAX = 20_000
+DETAIL_CHARACTERS_MAX = 1_000_000
 MESSAGE_CHARACTERS_MAX = 20_000
 
 
@@ -38,20 +42,38 @@ def describe(error: BaseException) -> Failure:
     name = clean_text(type(error).__name__)
     text = clean_text(_text(error))
     message = (f"{name}: {text}" if name else text)[:MESSAGE_CHARACTERS_MAX]
-    state = getattr(error, "__dict__", {})
-    detail: dict[str, Any] = {
-        "type": f"{type(error).__module__}:{type(error).__qualname__}",
-        "traceback": format_traceback(error),
-    }
-    if is_exact_json(list(error.args)) and is_exact_json(state):
-        detail |= {"args": list(error.args), "state": dict(state)}
-    elif is_exact_json(getattr(error, "data", None)):
-        detail |= {"state": {"data": getattr(error, "data", None)}}
-    return Failure(name or None, message, dump_json(detail))
+    detail: dict[str, Any] = {"traceback": format_traceback(error)}
+    if isinstance(error, NonRetryableStepError):
+        detail["non_retryable"] = True
+    content = _content(error)
+    whole = dump_json(detail | content)
+    if len(whole) > DETAIL_CHARACTERS_MAX:
+        _logger.warning("an error of class %s is recorded without its content: it is too long", name)
+        whole = dump_json(detail)
+    return Failure(name or None, message, whole)
+
+
+def _content(error: BaseException) -> dict[str, Any]:
+    """What makes an equal error, as far as it is plain JSON data."""
+    path = clean_text(f"{type(error).__module__}:{type(error).__qualname__}")
+    try:
+        arguments, state = list(error.args), dict(getattr(error, "__dict__", {}))
+        if is_exact_json(arguments) and is_exact_json(state):
+            return {"type": path, "args": arguments, "state": state}
+        data = getattr(error, "data", None)
+        if data is not None and is_exact_json(data):
+            return {"type": path, "state": {"data": data}}
+    except Exception:  # An author's class may raise from anything, also from reading an attribute.
+        _logger.debug("an error of class %s could not be read", path, exc_info=True)
+    _logger.warning("an error of class %s is recorded without its content: it is not exact JSON", path)
+    return {"type": path}
 
 
 def rebuild(failure: Failure) -> BaseException:
-    """An error equal to the recorded one in class, text and attributes; a RecordedError if that cannot be made."""
+    """An error equal to the recorded one in class, text and attributes; a RecordedError if that cannot be made.
+
+    One that was not to be retried stays a NonRetryableStepError, whatever it carried: who catches it must not miss it.
+    """
     detail = {} if failure.detail is None else load_json(failure.detail)
     name = failure.name or "Error"
     text = failure.message.removeprefix(f"{name}: ")
@@ -64,8 +86,14 @@ def rebuild(failure: Failure) -> BaseException:
             if clean_text(_text(error))[:MESSAGE_CHARACTERS_MAX].startswith(text[:1000]):
                 return error
         except Exception:  # A foreign class may refuse in any way; the record below serves every one of them.
-            pass
-    return RecordedError(name, text, detail.get("state", {}).get("data"))
+            _logger.debug("an error of class %s could not be made again", name, exc_info=True)
+    data = detail.get("state", {}).get("data")
+    recorded = RecordedError(name, text, data)
+    if not detail.get("non_retryable"):
+        return recorded
+    stand_in = NonRetryableStepError(text, data)
+    stand_in.__cause__ = recorded
+    return stand_in
 
 
 def error_data(detail: str | None) -> Any:

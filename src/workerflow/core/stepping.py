@@ -6,6 +6,7 @@ interrupted or claimed; then only requests that are still pending are carried ou
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from workerflow.codec import Stored
@@ -38,12 +39,13 @@ class Stepping:
         self._values: dict[str, Any] = {}
         self._waits: dict[str, set[str]] = {}
         self._queued: list[Request] = []
+        self._starved: deque[Request] = deque()
         self._executed_levels: set[str | None] = set()
         self._is_pass_over = False
 
     def is_busy(self) -> bool:
         """Whether there is something to do that no deadline or event will bring about."""
-        return bool(self._queued or self.nesting.fresh or self._is_pass_over) or self.execution is None
+        return bool(self._queued or self._starved or self.nesting.fresh or self._is_pass_over) or self.execution is None
 
     def pump(self) -> None:
         """Deliver every recorded outcome, then carry out what is asked for."""
@@ -94,13 +96,13 @@ class Stepping:
         due = self._instance.deadlines.pop_due(now_ms)
         if any(self._journal.steps[step_id].kind == "wait" for step_id in due):
             self._host.take_mail(self._instance)
-            if not self._instance.is_drivable():
-                return
         for step_id in due:
             request = self._find(step_id)
             if request is None or not request.is_pending():
                 continue
-            if request.kind == "run":
+            if not self._instance.is_drivable():
+                self._queued.append(request)  # Paused by that mail: it is looked at again after resume.
+            elif request.kind == "run":
                 self._queued.append(request)
                 self._end_pass()
             else:
@@ -149,6 +151,8 @@ class Stepping:
         step, attempt = self._take(scope)
         if attempt is not None:
             is_final, now_ms = scope.request.at_most_once, self._host.now_ms()
+            # So that the instance counts as busy: it must keep its owner, who finds it again at the next start.
+            self._queued.append(scope.request)
             self._journal.fail(step, attempt, STOPPED, now_ms, None, counts=is_final, is_outcome=is_final, is_cut=True)
 
     def stop_callbacks(self) -> bool:
@@ -185,6 +189,7 @@ class Stepping:
         self._executed_levels.clear()
         self._waits.clear()
         self._queued.clear()
+        self._starved.clear()
         self._values.clear()
         self._instance.deadlines.clear()
         self.nesting.ask_again()
@@ -257,6 +262,8 @@ class Stepping:
                 self._carry(execution, request, now_ms)
         if self.execution is not execution or not self._instance.is_drivable():
             return
+        if not self._is_pass_over:
+            self._start_starved(execution, now_ms)
         if self._is_pass_over or execution.has_outcome():
             self._host.ready(self._instance)
         elif not execution.pending and not self.in_flight:
@@ -319,6 +326,7 @@ class Stepping:
             # What came in time may still be in the mailbox.
             self._host.take_mail(self._instance)
             if not self._instance.is_drivable():
+                self._queued.append(request)
                 return
             if not self._journal.claim(step, now_ms):
                 self._journal.resolve(step, "timed_out", now_ms)
@@ -349,7 +357,18 @@ class Stepping:
         if self._host.has_free_place(self._instance, request):
             self._enter(request, step, self._journal.start_attempt(step, now_ms))
         else:
-            self._queued.append(request)
+            self._starved.append(request)
+
+    def _start_starved(self, execution: Execution, now_ms: int) -> None:
+        """Start what waited for a free place, one by one until there is none: not all of it at every try."""
+        for _ in range(len(self._starved)):
+            request = self._starved.popleft()
+            if request.is_pending():
+                waiting = len(self._starved)
+                self._carry(execution, request, now_ms)
+                if len(self._starved) > waiting:
+                    self._starved.rotate(1)
+                    return
 
     def _enter(self, request: Request, step: JournalStep, attempt: Attempt) -> None:
         # Stable for the step over all attempts, and different after the instance was deleted and created anew.

@@ -41,13 +41,14 @@ class AttemptSink(Protocol):
 class Running:
     """A callback in flight in this process."""
 
-    __slots__ = ("began_s", "is_reported", "is_stopped", "request", "task", "timer")
+    __slots__ = ("began_s", "has_begun", "is_reported", "is_stopped", "request", "task", "timer")
 
     def __init__(self, request: Request, began_s: float) -> None:
         self.request = request
         self.began_s = began_s
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
+        self.has_begun = False
         self.is_stopped = False
         self.is_reported = False
 
@@ -69,6 +70,10 @@ class Attempts:
     def reserve(self, request: Request) -> bool:
         """Whether the callback may be written as started: an async one always, a plain one when a thread is free."""
         return is_async(request.callback) or self._threads.reserve()
+
+    def has_free_thread(self) -> bool:
+        """Whether a plain callback could start."""
+        return self._threads.has_free()
 
     def give_back(self, request: Request) -> None:
         """The reserved callback will not be started after all."""
@@ -99,11 +104,16 @@ class Attempts:
     def stop(self, scope: Scope) -> bool:
         """Cancel a callback; True if it runs on the loop and will report its end. Threads cannot be stopped."""
         running = self._running.get(scope)
-        if running is None or running.task is None:
+        if running is None:
             return False
         running.is_stopped = True
+        if running.task is None:
+            return False
         running.task.cancel()
-        return True
+        if not running.has_begun:
+            # Cancelled before its first step, the coroutine never runs, and so never reports its end.
+            self._forget(scope, running)
+        return running.has_begun
 
     def in_flight(self) -> list[Scope]:
         """The callbacks that have not ended."""
@@ -137,6 +147,7 @@ class Attempts:
         self._threads.close()
 
     async def _await(self, scope: Scope, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
+        self._running[scope].has_begun = True
         try:
             value = await function(*arguments)
         except BaseException as error:  # SystemExit and foreign cancellations are outcomes of the attempt, too.
@@ -149,7 +160,10 @@ class Attempts:
         self._threads.release()
         self._sink.place_is_free()
         running = self._running.get(scope)
-        if error is None and inspect.isawaitable(value) and running is not None:
+        if running is None or running.is_stopped or not scope.is_alive:
+            if inspect.iscoroutine(value):
+                value.close()
+        elif error is None and inspect.isawaitable(value):
             # A plain callable that gave a coroutine, such as a lambda around an async function.
             coroutine = self._await(scope, _identity, (value,))
             running.task = self._loop.create_task(coroutine, context=context)
@@ -157,11 +171,10 @@ class Attempts:
         self._end(scope, value, error)
 
     def _end(self, scope: Scope, value: Any, error: BaseException | None) -> None:
-        running = self._running.pop(scope, None)
+        running = self._running.get(scope)
         if running is None:
             return
-        if running.timer is not None:
-            running.timer.cancel()
+        self._forget(scope, running)
         if self._loop.is_closed():
             return  # The collector closes a coroutine that outlived its loop: nobody is left to hear of it.
         if isinstance(error, KeyboardInterrupt):
@@ -172,6 +185,11 @@ class Attempts:
             self._sink.attempt_failed(scope, error)
         else:
             self._succeed(scope, running.request, value)
+
+    def _forget(self, scope: Scope, running: Running) -> None:
+        del self._running[scope]
+        if running.timer is not None:
+            running.timer.cancel()
 
     def _succeed(self, scope: Scope, request: Request, value: Any) -> None:
         assert request.value_type is not None

@@ -50,6 +50,7 @@ class Committer:
         *,
         has_ready: Callable[[], bool],
         on_committed: Callable[[Batch], None],
+        on_nothing: Callable[[int], None],
         on_deposed: Callable[[DeposedError], None],
     ) -> None:
         self.number = 1
@@ -60,6 +61,7 @@ class Committer:
         self._incarnation = incarnation
         self._has_ready = has_ready
         self._on_committed = on_committed
+        self._on_nothing = on_nothing
         self._on_deposed = on_deposed
         self._loop = asyncio.get_running_loop()
         # Effects run in the engine's context, never in that of whoever happened to call.
@@ -132,6 +134,7 @@ class Committer:
         self._deferrals = 0
         gates, self._gates = self._gates, []
         if self._rows.is_empty():
+            self._on_nothing(self.number)
             self._open(gates, {})
             return
         batch = Batch(self.number, self._incarnation, self._rows.take(), self._guarded)

@@ -31,7 +31,7 @@ class Deliveries:
         self._host = host
         self._registry = registry
         self._lease_ms = lease_ms
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int] = {}
 
     def deliver(self, instance: Instance) -> None:
         """Begin one more try."""
@@ -46,6 +46,10 @@ class Deliveries:
         """Whether a handler is running."""
         return bool(self._tasks)
 
+    def is_in_flight(self, key: int) -> bool:
+        """Whether the handler of this instance is running: it must stay in memory to hear of its end."""
+        return key in self._tasks.values()
+
     async def close(self) -> None:
         """Cancel the handlers; their deliveries are tried again by the next worker."""
         for task in self._tasks:
@@ -57,8 +61,8 @@ class Deliveries:
         task = asyncio.get_running_loop().create_task(
             self._deliver(instance, delivery_id), context=self._host.new_context()
         )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = instance.key
+        task.add_done_callback(self._tasks.pop)
 
     async def _deliver(self, instance: Instance, delivery_id: str) -> None:
         error: str | None = None

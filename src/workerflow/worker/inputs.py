@@ -6,7 +6,8 @@ What happened since, such as the outcome of a callback, must not be lost with th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from workerflow.core.instance import Instance
@@ -25,18 +26,23 @@ class Inputs:
 
     def __init__(self) -> None:
         self._by_key: dict[int, list[Input]] = {}
+        self._order: deque[tuple[int, int]] = deque()
 
     def add(self, key: int, item: Input) -> None:
         """Remember one more."""
         self._by_key.setdefault(key, []).append(item)
+        self._order.append((item.batch_number, key))
 
     def has(self, key: int) -> bool:
         """Whether an instance has any."""
         return key in self._by_key
 
-    def confirm(self, keys: set[int], batch_number: int) -> None:
-        """A batch with rows of these instances is durable."""
-        for key in keys:
+    def confirm(self, batch_number: int, refused: Container[int] = ()) -> None:
+        """All that was appended up to this batch is durable, also what appended nothing, but for refused instances."""
+        while self._order and self._order[0][0] <= batch_number:
+            _, key = self._order.popleft()
+            if key in refused:
+                continue
             left = [item for item in self._by_key.pop(key, ()) if item.batch_number > batch_number]
             if left:
                 self._by_key[key] = left

@@ -18,7 +18,8 @@ class MailHost(Protocol):
     rows: Any
 
     def obtain(self, key: int) -> Instance | None: ...
-    def apply(self, instance: Instance, action: Any) -> None: ...
+    def wake(self, instance: Instance) -> None: ...
+    def ready(self, instance: Instance) -> None: ...
     def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
 
 
@@ -56,9 +57,11 @@ class Mailbox:
         if mail.mail_id in self._applied:
             return
         self._applied.add(mail.mail_id)
+        self._host.wake(instance)
         # Not a remembered input: a reloaded instance finds its untaken mail in the database again.
         outcome = self._apply(instance, mail)
         self._host.rows.mail_take.append((instance.key, mail.mail_id, self._effects.now_ms(), outcome))
+        self._host.ready(instance)
         self._host.when_durable(instance, self._applied.discard, mail.mail_id)
 
     def _apply(self, instance: Instance, mail: Mail) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from workerflow.codec import UNDECLARED, UNSET, checked_text, dump_json, is_exact_json, store_self_declared
@@ -15,12 +15,14 @@ from workerflow.core.model import Receipt, Status, Step, WorkflowEvent, to_datet
 from workerflow.core.rows import Rows
 from workerflow.definition import checked_id, declared_types
 from workerflow.effects import Effects
-from workerflow.errors import InvalidValueError, WorkflowStateError
+from workerflow.errors import DefinitionError, InvalidValueError, WorkflowStateError
 from workerflow.settings import Settings
 from workerflow.store.base import Mail, Store
 from workerflow.worker.mailbox import receive
 from workerflow.worker.registry import Registered
 from workerflow.worker.worker import Worker
+
+REASON_CHARACTERS_MAX = 10_000
 
 
 class Port:
@@ -122,8 +124,7 @@ class LocalPort(Port):
         await self._do(Instance.resume)
 
     async def cancel(self, reason: str | None) -> None:
-        if reason is not None:
-            checked_text(reason, "cancellation reason")
+        _check_reason(reason)
         await self._do(lambda instance: instance.cancel(reason))
 
     async def _do(self, action: Callable[[Instance], Any]) -> Any:
@@ -147,11 +148,17 @@ class MailPort(Port):
     """An instance of an engine in another process. A verb returns when the mail is durable."""
 
     def __init__(
-        self, store: Store, settings: Settings, effects: Effects, hint: Callable[[], None], entry: Registered, id: str
+        self,
+        store: Store,
+        settings: Settings,
+        effects: Effects,
+        send: Callable[..., Awaitable[str]],
+        entry: Registered,
+        id: str,
     ) -> None:
         super().__init__(store, settings, entry, id)
         self._effects = effects
-        self._hint = hint
+        self._send_mail = send
 
     async def create(self, input_value: Any) -> bool:
         return await self._send("create", payload=self._input_text(input_value)) == "queued"
@@ -173,8 +180,7 @@ class MailPort(Port):
         await self._send("resume")
 
     async def cancel(self, reason: str | None) -> None:
-        if reason is not None:
-            checked_text(reason, "cancellation reason")
+        _check_reason(reason)
         await self._send("cancel", reason=reason)
 
     def _has_pause_in_mail(self) -> bool:
@@ -188,11 +194,17 @@ class MailPort(Port):
         )  # fmt: skip
         key, nonce = self._effects.key(), self._effects.nonce()
         busy_ms = round(self._settings.busy_timeout_s * 1000)
-        outcome = await asyncio.get_running_loop().run_in_executor(
-            None, self._store.send, self._entry.name, self._id, key, nonce, mail, busy_ms
+        return await self._send_mail(self._entry.name, self._id, key, nonce, mail, busy_ms)
+
+
+def _check_reason(reason: Any) -> None:
+    if reason is None:
+        return
+    checked_text(reason, "cancellation reason")
+    if len(reason) > REASON_CHARACTERS_MAX:
+        raise DefinitionError(
+            f"the cancellation reason has {len(reason)} characters; at most {REASON_CHARACTERS_MAX} are allowed"
         )
-        self._hint()
-        return outcome
 
 
 def _answer(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

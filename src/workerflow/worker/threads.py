@@ -23,6 +23,10 @@ class CallbackThreads:
         self._thread_count = 0
         self.reserved = 0
 
+    def has_free(self) -> bool:
+        """Whether a place can be taken."""
+        return self.reserved < self._count
+
     def reserve(self) -> bool:
         """Take a place; False when all are taken."""
         if self.reserved >= self._count:

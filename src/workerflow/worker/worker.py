@@ -16,9 +16,9 @@ from workerflow.core.model import TERMINAL
 from workerflow.core.request import Request, Scope
 from workerflow.core.rows import Rows
 from workerflow.effects import Effects, Timer
-from workerflow.errors import DatabaseError, DatabaseUnavailableError, EngineClosedError
+from workerflow.errors import DatabaseError, EngineClosedError
 from workerflow.settings import Settings
-from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Store
+from workerflow.store.base import Batch, DeposedError, Store
 from workerflow.worker.alarms import Alarms
 from workerflow.worker.attempts import Attempts
 from workerflow.worker.committer import Committer
@@ -26,6 +26,7 @@ from workerflow.worker.deliveries import Deliveries
 from workerflow.worker.hibernation import Hibernation
 from workerflow.worker.inputs import Input, Inputs
 from workerflow.worker.mailbox import Mailbox
+from workerflow.worker.rebuilder import Rebuilder
 from workerflow.worker.registry import Registry
 from workerflow.worker.stall import StallWatcher
 
@@ -70,17 +71,20 @@ class Worker:
         self._context = contextvars.copy_context()
         self._ready: dict[int, Instance] = {}
         self._is_pump_scheduled = False
-        self._inputs = Inputs()
-        self._refusals: dict[int, int] = {}
-        self._starved: dict[int, Instance] = {}
+        self._is_halted = False
+        self._has_claims_after_commit = False
+        self.inputs = Inputs()
+        self._starved: dict[int, None] = {}
         self.alarms = Alarms(effects, self._alarms_fired)
         self._poll_timer: Timer | None = None
         self._graces: dict[int, Timer] = {}
         self.committer = Committer(
             store, self.rows, effects, settings, incarnation,
-            has_ready=lambda: bool(self._ready), on_committed=self._committed, on_deposed=self._deposed,
+            has_ready=lambda: bool(self._ready), on_committed=self._committed, on_nothing=self.inputs.confirm,
+            on_deposed=self._deposed,
         )  # fmt: skip
         self._hibernation = Hibernation(self, settings)
+        self._rebuilder = Rebuilder(self, store)
         self.attempts = Attempts(self, effects, settings, self.new_context)
         self.mailbox = Mailbox(self, store, effects)
         self.deliveries = Deliveries(self, registry, round(settings.delivery_lease_s * 1000))
@@ -108,9 +112,9 @@ class Worker:
             record = self._store.load(key)
             if record is None:
                 return None
-            instance = self._restore(record)
-            self._add(instance)
-            self._take_over(instance, is_takeover)
+            instance = self.restore(record)
+            self.add(instance)
+            self.take_over(instance, is_takeover=is_takeover)
             self.ready(instance)
         return instance
 
@@ -126,8 +130,8 @@ class Worker:
         """The same; a new pending instance if there is none."""
         instance = self.find(workflow, instance_id)
         if instance is None:
-            instance = self._make(self._effects.key(), workflow, instance_id, self._effects.nonce())
-            self._add(instance)
+            instance = self.make(self.new_key(), workflow, instance_id, self._effects.nonce())
+            self.add(instance)
             self.apply(instance, Instance.insert)
         return instance
 
@@ -138,13 +142,15 @@ class Worker:
         reject: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         """Do something to an instance, and again if its rows have to be discarded before they are durable."""
-        if instance.is_discarded:
-            instance = self.live[instance.key]
-        self._inputs.add(instance.key, Input(action, reject, self.committer.number))
-        self._wake(instance)
-        action(instance)
+        current = None if self._is_halted else self.obtain(instance.key) if instance.is_discarded else instance
+        if current is None:
+            reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
+            return
+        self.inputs.add(current.key, Input(action, reject, self.committer.number))
+        self.wake(current)
+        action(current)
         self.committer.schedule()
-        self.ready(instance)
+        self.ready(current)
 
     def poll(self) -> None:
         """Look for mail and due alarms; then again after ``poll_interval_ms``."""
@@ -162,17 +168,19 @@ class Worker:
     async def stop(self) -> None:
         """Let callbacks in flight end for ``stop_grace_s``, record the others as stopped, release every instance."""
         self.is_stopping = True
+        # What is on its way to its gate begins now; otherwise it would be cut before it ran.
+        await self._settle()
         await self._let_callbacks_end()
         for scope in self.attempts.in_flight():
             if not scope.instance.stepping.nesting.is_parked(scope):  # type: ignore[attr-defined]  # a scope's port is an Instance
                 self.apply(scope.instance, lambda instance, scope=scope: instance.stepping.interrupt(scope))  # type: ignore[arg-type,misc]  # the same
-        try:
-            async with asyncio.timeout(self._settings.stop_grace_s):
-                await self._release_all()
-        except TimeoutError:
-            _logger.error(
-                "the database takes no writes: the engine stops as if it had crashed; nothing durable is lost"
-            )
+        await self._settle()
+        for instance in list(self.live.values()):
+            # A busy one keeps its owner: that is how the next start finds it.
+            if instance.owner is not None and instance.is_idle():
+                instance.owner = None
+                instance.save_progress()
+        await self._settle()
         await self.abort()
 
     async def abort(self) -> None:
@@ -183,31 +191,30 @@ class Worker:
         await self.attempts.close()
 
     def _halt(self) -> None:
-        self.is_stopping = True
+        self.is_stopping = self._is_halted = True
         self.committer.halt()
         self.alarms.close()
         for timer in (self._poll_timer, *self._graces.values()):
             if timer is not None:
                 timer.cancel()
         for instance in list(self.live.values()):
-            for item in self._inputs.take(instance.key):
+            for item in self.inputs.take(instance.key):
                 item.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
             self.remove(instance)
         self._ready.clear()
         self._stall.close()
 
-    async def _release_all(self) -> None:
-        await self.committer.settle()
-        for instance in list(self.live.values()):
-            if instance.owner is not None:
-                instance.owner = None
-                instance.save_progress()
-        self.committer.schedule()
-        await self.committer.settle()
+    async def _settle(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.stop_grace_s):
+                await self.committer.settle()
+        except TimeoutError:
+            _logger.error("the database takes no writes: the engine stops as if it had crashed")
 
     def is_awake(self, instance: Instance) -> bool:
         """Whether something has happened to an instance that is not driven or not durable yet."""
-        return instance.key in self._ready or self._inputs.has(instance.key)
+        has_more = self.inputs.has(instance.key) or self.deliveries.is_in_flight(instance.key)
+        return instance.key in self._ready or has_more
 
     def is_quiet(self) -> bool:
         """Whether nothing is under way but timers: no drive, no commit, no callback that is not itself waiting."""
@@ -253,7 +260,7 @@ class Worker:
     def has_free_place(self, instance: Instance, request: Request) -> bool:
         if not self.is_stopping and self.attempts.reserve(request):
             return True
-        self._starved[instance.key] = instance
+        self._starved[instance.key] = None
         return False
 
     def start_callback(self, instance: Instance, request: Request, scope: Scope) -> None:
@@ -294,9 +301,13 @@ class Worker:
         self._on_failure(error)
 
     def place_is_free(self) -> None:
-        starved, self._starved = self._starved, {}
-        for instance in starved.values():
-            self.ready(instance)
+        # One place, one instance: waking all that starve would cost the square of their number.
+        while self._starved:
+            key = next(iter(self._starved))
+            del self._starved[key]
+            if key in self.live:
+                self.ready(self.live[key])
+                return
 
     # Within.
 
@@ -318,14 +329,11 @@ class Worker:
                 self._on_failure(error)
                 raise
             except Exception as error:  # A fault of ours in one instance must not stop the others.
-                self._broken(instance, error)
+                self._rebuilder.broken(instance, error)
             self._hibernation.look(instance)
+        if self._starved and self.attempts.has_free_thread():
+            self.place_is_free()  # The one that was woken for it had no use for it any more.
         self.committer.schedule()
-
-    def _broken(self, instance: Instance, error: Exception) -> None:
-        _logger.exception("%s is held: driving it raised an error", instance.label(), exc_info=error)
-        self.committer.forget(instance.key)
-        self._reload(instance.key, f"driving it raised {type(error).__name__}: {error}; please report this")
 
     def remove(self, instance: Instance) -> None:
         """Let an instance leave memory; its rows remain."""
@@ -335,29 +343,38 @@ class Worker:
         self.live.pop(instance.key, None)
         self._by_name.pop((instance.workflow, instance.instance_id), None)
         self.alarms.leave(instance.key, alarm_ms)
-        self._refusals.pop(instance.key, None)
+        self._rebuilder.forget(instance.key)
 
-    def _wake(self, instance: Instance) -> None:
+    def wake(self, instance: Instance) -> None:
+        """Something happens to an instance: it is owned again, if it was about to hibernate."""
         if instance.is_drivable() and instance.owner is None:
             instance.owner = self.incarnation
             instance.save_progress()
 
-    def _make(self, key: int, workflow: str, instance_id: str, nonce: str) -> Instance:
+    def new_key(self) -> int:
+        """A key for a new instance."""
+        return self._effects.key()
+
+    def make(self, key: int, workflow: str, instance_id: str, nonce: str) -> Instance:
+        """An instance in memory, empty."""
         entry = self._registry.by_name(workflow)
         definition, delivers = (None, False) if entry is None else (entry.definition, entry.delivers_completion)
         return Instance(self, key, workflow, instance_id, nonce, definition, delivers)
 
-    def _restore(self, record: InstanceRecord) -> Instance:
+    def restore(self, record: InstanceRecord) -> Instance:
+        """An instance in memory, as it is stored."""
         row = record.row
-        instance = self._make(row.key, row.workflow, row.instance_id, row.nonce)
+        instance = self.make(row.key, row.workflow, row.instance_id, row.nonce)
         restore(instance, record)
         return instance
 
-    def _add(self, instance: Instance) -> None:
+    def add(self, instance: Instance) -> None:
+        """An instance is in memory now."""
         self.live[instance.key] = instance
         self._by_name[(instance.workflow, instance.instance_id)] = instance
 
-    def _take_over(self, instance: Instance, is_takeover: bool) -> None:
+    def take_over(self, instance: Instance, *, is_takeover: bool) -> None:
+        """An instance read from the database is this worker's now."""
         if instance.status != "running":
             if instance.owner is not None:
                 instance.owner = None
@@ -413,8 +430,10 @@ class Worker:
         taken = [key for key in due if key not in self.live]
         for key in taken:
             self.obtain(key)
-        has_more = len(due) == CLAIM_MAX and taken
-        self.alarms.stored_ms = now_ms if has_more else self._store.next_alarm(now_ms)
+        has_more = len(due) == CLAIM_MAX
+        # All of these may have been taken before, without being marked as owned yet: a commit will change that.
+        self._has_claims_after_commit = has_more and not taken
+        self.alarms.stored_ms = now_ms if has_more and taken else self._store.next_alarm(now_ms)
         self.alarms.arm()
 
     def _finish(self, instance: Instance) -> None:
@@ -425,52 +444,13 @@ class Worker:
             self.apply(instance, Instance.finish)
 
     def _committed(self, batch: Batch) -> None:
-        self._inputs.confirm(batch.rows.instance_keys() - batch.refused.keys(), batch.number)
+        self.inputs.confirm(batch.number, batch.refused)
         for key, reason in batch.refused.items():
-            self._refused(key, reason)
-
-    def _refused(self, key: int, reason: str) -> None:
-        if reason == MAIL_WAITS:
-            self._reload(key, None)
-            return
-        self._refusals[key] = self._refusals.get(key, 0) + 1
-        instance = self.live.get(key)
-        label = "an instance" if instance is None else instance.label()
-        _logger.error("the database refused the rows of %s: %s", label, reason)
-        self._reload(key, None if self._refusals[key] < 2 else f"the database refused its rows twice: {reason}")
-
-    def _reload(self, key: int, hold_reason: str | None) -> None:
-        """Build an instance anew from the database, and apply again what was not durable yet."""
-        old = self.live.get(key)
-        if old is None:
-            return
-        self.committer.forget(key)
-        refusals = self._refusals.get(key, 0)
-        self.remove(old)
-        self.mailbox.forget(key)
-        inputs = self._inputs.take(key)
-        row = self._store.find(old.workflow, old.instance_id)
-        record = None if row is None else self._store.load(row.key)
-        if record is None:
-            instance = self._make(self._effects.key(), old.workflow, old.instance_id, old.nonce)
-        else:
-            instance = self._restore(record)
-            self._take_over(instance, False)
-        self._add(instance)
-        instance.stepping.attach(old.stepping)
-        self._refusals[instance.key] = refusals
-        if hold_reason is not None:
-            for pending in inputs:
-                pending.reject(DatabaseUnavailableError(f"{instance.label()} is held: {hold_reason}"))
-            if record is not None and instance.status not in TERMINAL:
-                instance.hold(hold_reason)
-            return
-        if record is not None:
-            self.mailbox.take(instance)
-        for pending in inputs:
-            if record is None or pending.apply is not Instance.insert:
-                self.apply(instance, pending.apply, pending.reject)
-        self.ready(instance)
+            self._rebuilder.refused(key, reason)
+        if self._has_claims_after_commit:
+            self._has_claims_after_commit = False
+            self.alarms.stored_ms = self.now_ms()
+            self.alarms.arm()
 
     def _deposed(self, error: DeposedError) -> None:
         _logger.critical("this engine has lost its database and stops: %s", error)
