@@ -67,7 +67,7 @@ async def run_workflows(path: Path, workflows: int, steps: int) -> float:
 
 def write_again(path: Path, batches: list[Batch], *, at_once: bool) -> float:
     """Seconds to write recorded batches, in one transaction or in one each."""
-    store = SqliteStore(path, synchronous="FULL", busy_timeout_ms=0)
+    store = SqliteStore(path, synchronous="FULL")
     store.open(execute=True, now_ms=0)
     raw = store._write_connection().raw
     began = time.perf_counter()

@@ -63,7 +63,7 @@ def test_a_second_engine_on_the_same_file_is_refused_and_the_first_goes_on(tmp_p
 def test_an_engine_that_lost_its_database_writes_nothing_and_says_so(tmp_path: Path) -> None:
     async def main() -> str:
         async with Engine(tmp_path / "one.db", [Nothing]) as engine:
-            usurper = SqliteStore(tmp_path / "one.db", synchronous="FULL", busy_timeout_ms=1000)
+            usurper = SqliteStore(tmp_path / "one.db", synchronous="FULL")
             usurper.open(execute=False, now_ms=0)
             usurper.begin_worker(1, 0, [])
             with pytest.raises(EngineClosedError):

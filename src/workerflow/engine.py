@@ -23,6 +23,7 @@ from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosed
 from workerflow.handle import WorkflowHandle
 from workerflow.runtime import WorkflowRuntime
 from workerflow.settings import Settings
+from workerflow.store.base import StoreBusyError
 from workerflow.store.sqlite.hints import HintListener, send_hint
 from workerflow.store.sqlite.store import SqliteStore
 from workerflow.worker.ports import LocalPort, MailPort
@@ -73,6 +74,8 @@ class Engine:
         self._settings = settings or Settings()
         self._effects: Effects = SystemEffects()
         self._store: SqliteStore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process_id = 0
         self._worker: Worker | None = None
         self._sender: ThreadPoolExecutor | None = None
         self._hints: HintListener | None = None
@@ -87,17 +90,14 @@ class Engine:
             raise DefinitionError(f"this engine on {self.url} is open already; make another one")
         self._failure = None
         self._stop_asked = asyncio.Event()
-        store = SqliteStore(
-            self._path,
-            synchronous=self._settings.synchronous,
-            busy_timeout_ms=round(self._settings.busy_timeout_s * 1000),
-        )
-        await self._open(store)
+        self._loop, self._process_id = asyncio.get_running_loop(), os.getpid()
+        store = SqliteStore(self._path, synchronous=self._settings.synchronous)
+        incarnation = await self._open(store)
         self._store = store
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="workerflow-sender")
         if self._execute:
             try:
-                self._begin(store)
+                self._begin(store, incarnation)
             except BaseException:
                 await self._abort()
                 raise
@@ -179,19 +179,31 @@ class Engine:
         assert self._stop_asked is not None
         self._stop_asked.set()
 
-    async def _open(self, store: SqliteStore) -> None:
-        give_up_ms = self._effects.now_ms() + round(self._settings.lock_timeout_s * 1000)
+    async def _open(self, store: SqliteStore) -> int:
+        """Open the file for as long as others may hold it; gives the worker's incarnation, 0 if there is none."""
+        began_ms = self._effects.now_ms()
         while True:
+            waited_s = (self._effects.now_ms() - began_ms) / 1000
             try:
-                store.open(execute=self._execute, now_ms=self._effects.now_ms())
-                return
+                return self._open_now(store)
+            except StoreBusyError:
+                if waited_s >= self._settings.busy_timeout_s:
+                    raise
             except DatabaseLockedError:
-                if self._effects.now_ms() >= give_up_ms:
+                if waited_s >= self._settings.lock_timeout_s:
                     raise
             await self._after(LOCK_LOOK_AGAIN_MS)
 
-    def _begin(self, store: SqliteStore) -> None:
-        incarnation = store.begin_worker(os.getpid(), self._effects.now_ms(), self._registry.names())
+    def _open_now(self, store: SqliteStore) -> int:
+        now_ms = self._effects.now_ms()
+        store.open(execute=self._execute, now_ms=now_ms)
+        try:
+            return store.begin_worker(os.getpid(), now_ms, self._registry.names()) if self._execute else 0
+        except BaseException:
+            store.close()
+            raise
+
+    def _begin(self, store: SqliteStore, incarnation: int) -> None:
         self._worker = Worker(
             store,
             self._registry,
@@ -237,6 +249,15 @@ class Engine:
             raise EngineClosedError(f"the engine on {self.url} is not open; use it inside 'async with Engine(…)'")
         if self._failure is not None:
             raise EngineClosedError(f"the engine on {self.url} has stopped: {self._failure}") from self._failure
+        if os.getpid() != self._process_id:
+            raise EngineClosedError(
+                f"the engine on {self.url} was opened before this process was forked; open another one here"
+            )
+        if asyncio._get_running_loop() is not self._loop:
+            raise EngineClosedError(
+                f"the engine on {self.url} was opened on another event loop; use it there, for example with "
+                "asyncio.run_coroutine_threadsafe"
+            )
         return self._store
 
     def _port(self, entry: Registered, instance_id: str) -> LocalPort | MailPort:
@@ -269,7 +290,9 @@ class Engine:
             return
         try:
             self._runtime(instance).on_status_change(status)
-        except Exception:  # A hook is best effort: it must not stop what it watches.
+        except KeyboardInterrupt as error:
+            self._failed(error)
+        except BaseException:  # A hook is best effort: it must not stop what it watches, not even with SystemExit.
             _logger.exception("on_status_change(%r) of %s raised", status, instance.label())
 
     def _changed(self, workflow: str, instance_id: str) -> asyncio.Future[None]:

@@ -18,6 +18,7 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from workerflow.errors import DefinitionError
@@ -173,7 +174,9 @@ class BodyLoop(asyncio.AbstractEventLoop):
             for task in pending:
                 self._ready.append(_Handle(task.cancel, (), contextvars.Context()))
             if pending:
-                self.drive()
+                # One that stops the engine passes from task to task; the first of it is on its way already.
+                with suppress(KeyboardInterrupt):
+                    self.drive()
         clinging = [task for task in self.tasks if not task.done()]
         self._is_closed = True
         self._ready.clear()

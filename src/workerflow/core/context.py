@@ -167,7 +167,7 @@ class WorkflowRuntimeContext:
 
 def next_attempt_ms(step: JournalStep, retry: RetryPolicy, now_ms: int, random: float) -> int | None:
     """When the next attempt is due after the one in progress failed at *now_ms*; None if there is none left."""
-    failures = step.counted()
+    failures = step.counted
     if step.max_attempts is not None and failures >= step.max_attempts:
         return None
     next_ms = min(now_ms + retry.delay_ms(failures, random), TIME_MAX_MS)

@@ -6,6 +6,7 @@ run could tell a class or an attribute apart that a replay does not have, and ta
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import traceback
@@ -125,7 +126,11 @@ def _text(error: BaseException) -> str:
 
 def _find(path: str) -> type[BaseException] | None:
     module_name, _, qualified_name = path.partition(":")
-    found: Any = sys.modules.get(module_name)
+    try:
+        # Perhaps only the callback imports it, and it has not run in this process.
+        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+    except Exception:  # Whatever a module does when it is imported: the record serves.
+        return None
     for part in qualified_name.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None

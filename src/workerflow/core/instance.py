@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from workerflow.core.deadlines import Deadlines
@@ -30,6 +31,7 @@ class Host(Protocol):
 
     rows: Rows
     handles_max: int
+    value_bytes_max: int
     recoveries_max: int
     always_replay: bool
     incarnation: int
@@ -39,6 +41,10 @@ class Host(Protocol):
     def new_context(self) -> contextvars.Context: ...
     def ready(self, instance: Instance) -> None:
         """Call ``pump`` soon, from a plain callback of the loop."""
+        ...
+
+    def apply(self, instance: Instance, action: Callable[[Instance], object]) -> None:
+        """Do something to an instance, and again if its rows have to be discarded."""
         ...
 
     def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None:
@@ -201,7 +207,8 @@ class Instance:
 
     def is_unused(self, event: Inbound) -> bool:
         """Whether no wait has this event yet."""
-        return event in self.journal.unclaimed.get(event.name, ())
+        # From the newest: an unused one is found at once, a used one was mostly the only one.
+        return any(other is event for other in reversed(self.journal.unclaimed.get(event.name, ())))
 
     def hold(self, reason: str) -> None:
         """Stop driving until a person acts."""
@@ -224,7 +231,9 @@ class Instance:
             return
         if self.ending is None:
             self.stepping.pump()
-        elif not self.stepping.in_flight:
+        elif self.stepping.in_flight:
+            self.host.finish_later(self)
+        else:
             self.finish()
         self.save_progress()
 
@@ -240,8 +249,9 @@ class Instance:
         return self.stepping.nesting.ask(request, scope, loop)
 
     def nested_is_done(self, request: Request) -> None:
-        """The future of a nested request is done."""
-        self.stepping.nested_is_done(request)
+        """The future of a nested request is done; when the callback cancelled it, its step is abandoned."""
+        if self.stepping.nesting.forget(request):
+            self.host.apply(self, lambda instance: instance.stepping.abandon(request))
 
     def end_body(self, ending: Ending) -> None:
         """``execute()`` is over: end what is left of it, then the instance."""

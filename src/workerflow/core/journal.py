@@ -45,13 +45,17 @@ class Attempt:
 
 
 class JournalStep:
-    """A step of any kind; the fields of the other kinds stay None."""
+    """A step of any kind; the fields of the other kinds stay None.
+
+    ``counted``: the attempts that count against the limit, the one in flight included.
+    """
 
     __slots__ = (
         "abandoned_ms",
         "attempts",
         "children",
         "claimed",
+        "counted",
         "created_ms",
         "event_name",
         "kind",
@@ -74,6 +78,7 @@ class JournalStep:
         self.created_ms = created_ms
         self.max_attempts: int | None = None
         self.attempts: list[Attempt] = []
+        self.counted = 0
         self.state: str | None = None if kind == "run" else "waiting"
         self.wake_ms: int | None = None
         self.event_name: str | None = None
@@ -93,10 +98,6 @@ class JournalStep:
     def in_flight(self) -> Attempt | None:
         """The started attempt, if there is one."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].state == "started" else None
-
-    def counted(self) -> int:
-        """How many attempts count against the limit."""
-        return sum(attempt.counts for attempt in self.attempts)
 
     def has_failed_for_good(self) -> bool:
         """Whether this is a run without an attempt to come."""
@@ -168,6 +169,7 @@ class Journal:
             raise StepError(f"an attempt of step {step.step_id!r} is already in progress")
         attempt = Attempt(len(step.attempts) + 1, max(now_ms, step.created_ms))
         step.attempts.append(attempt)
+        step.counted += 1
         self.rows.attempt_start.append((self.instance_key, step.step_id, attempt.number, attempt.started_ms))
         return attempt
 
@@ -200,6 +202,7 @@ class Journal:
         attempt.ended_ms = max(now_ms, attempt.started_ms)
         attempt.next_ms = next_ms
         attempt.counts = int(counts)
+        step.counted -= not counts
         if next_ms is None and is_outcome:
             step.sequence = self._next_sequence()
         (self.rows.attempt_cut if is_cut else self.rows.attempt_end).append(self._end_row(step, attempt))

@@ -141,6 +141,7 @@ def fill_journal(journal: Journal, record: InstanceRecord) -> None:
         step = journal.steps[try_row.step_id]
         step.attempts.append(_attempt(try_row))
         step.sequence = try_row.outcome_sequence
+        step.counted += try_row.counts
     for event in record.inbound:
         inbound = Inbound(event.number, event.name, event.payload, event.event_id, event.received_at)
         if event.event_id is not None:

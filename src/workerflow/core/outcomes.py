@@ -75,6 +75,6 @@ def _step_error(step: JournalStep, attempt: Attempt) -> BaseException:
     error = rebuild(attempt.failure)
     if isinstance(error, NonRetryableStepError):
         return error
-    exceeded = MaxAttemptsExceededError(step.step_id, step.counted())
+    exceeded = MaxAttemptsExceededError(step.step_id, step.counted)
     exceeded.__cause__ = error
     return exceeded

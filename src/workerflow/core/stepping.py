@@ -20,7 +20,7 @@ from workerflow.core.nesting import Nesting
 from workerflow.core.outcomes import is_retryable, outcome_ms, outcome_of, plain_failure, stuck_failure
 from workerflow.core.request import Request, Scope
 from workerflow.definition import declared_types
-from workerflow.errors import InvalidValueError
+from workerflow.errors import DatabaseError, InvalidValueError
 
 if TYPE_CHECKING:
     from workerflow.core.instance import Instance
@@ -38,7 +38,7 @@ class Stepping:
         self.nesting = Nesting(instance)
         self._values: dict[str, Any] = {}
         self._waits: dict[str, set[str]] = {}
-        self._queued: list[Request] = []
+        self._queued: deque[Request] = deque()
         self._starved: deque[Request] = deque()
         self._executed_levels: set[str | None] = set()
         self._is_pass_over = False
@@ -95,7 +95,12 @@ class Stepping:
             return  # The pump that is on its way will see to them.
         due = self._instance.deadlines.pop_due(now_ms)
         if any(self._journal.steps[step_id].kind == "wait" for step_id in due):
-            self._host.take_mail(self._instance)
+            try:
+                self._host.take_mail(self._instance)
+            except DatabaseError:
+                for step_id in due:
+                    self._instance.deadlines.set(step_id, now_ms)
+                raise
         for step_id in due:
             request = self._find(step_id)
             if request is None or not request.is_pending():
@@ -151,9 +156,12 @@ class Stepping:
         step, attempt = self._take(scope)
         if attempt is not None:
             is_final, now_ms = scope.request.at_most_once, self._host.now_ms()
-            # So that the instance counts as busy: it must keep its owner, who finds it again at the next start.
-            self._queued.append(scope.request)
             self._journal.fail(step, attempt, STOPPED, now_ms, None, counts=is_final, is_outcome=is_final, is_cut=True)
+            if is_final:
+                self._has_outcome(scope.request, step)
+            else:
+                # So that the instance counts as busy: it must keep its owner, by whom the next start finds it.
+                self._queued.append(scope.request)
 
     def stop_callbacks(self) -> bool:
         """Abandon every pending step and cancel the callbacks in flight; whether any of them has to be waited for."""
@@ -224,7 +232,8 @@ class Stepping:
         try:
             value = execution.result()
             where = f"result of {instance.label()}"
-            text = None if value is None else declared_types(instance.definition)[1].store(value, where).text
+            declared, bytes_max = declared_types(instance.definition)[1], self._host.value_bytes_max
+            text = None if value is None else declared.store(value, where, bytes_max).text
             ending = Ending("completed", text)
         except KeyboardInterrupt:
             raise
@@ -251,16 +260,17 @@ class Stepping:
         execution.cancelled.clear()
         if not was_drained:
             self._abandon_unrequested(execution, now_ms)
-        requests = execution.fresh + self.nesting.take_fresh() + self._queued
-        execution.fresh, self._queued = [], []
-        for index, request in enumerate(requests):
-            if self._is_pass_over or not self._instance.is_drivable():
-                # A pass that is over asks again; mail found on the way may have paused or ended the instance.
-                self._queued.extend(requests[index:])
-                break
+        self._queued.extend(execution.fresh + self.nesting.take_fresh())
+        execution.fresh = []
+        # Taken off the queue only when it is done: looking for mail on the way may fail, pause or end the instance.
+        while self._queued and not self._is_pass_over and self._instance.is_drivable():
+            request = self._queued[0]
             if request.is_pending():
                 self._carry(execution, request, now_ms)
-        if self.execution is not execution or not self._instance.is_drivable():
+            if self.execution is not execution:
+                return
+            self._queued.popleft()
+        if not self._instance.is_drivable():
             return
         if not self._is_pass_over:
             self._start_starved(execution, now_ms)
@@ -399,11 +409,9 @@ class Stepping:
             self.execution.add_outcome(step.sequence, step.step_id)
         self._host.ready(self._instance)
 
-    def nested_is_done(self, request: Request) -> None:
-        """The future of a nested request is done; when the callback cancelled it, its step is abandoned."""
-        if self.nesting.forget(request):
-            self._abandon(self._journal.steps.get(request.step_id), self._host.now_ms())
-            self._host.ready(self._instance)
+    def abandon(self, request: Request) -> None:
+        """Whoever made this request does not wait for it any more."""
+        self._abandon(self._journal.steps.get(request.step_id), self._host.now_ms())
 
     def _abandon_unrequested(self, execution: Execution, now_ms: int) -> None:
         for step in self._journal.steps.values():

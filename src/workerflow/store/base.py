@@ -7,13 +7,14 @@ from typing import NamedTuple, Protocol
 
 from workerflow.core.load import InstanceRecord, InstanceRow
 from workerflow.core.rows import Rows
+from workerflow.errors import DatabaseLockedError
 
 
 class DeposedError(Exception):
     """Another incarnation of the worker has begun: this one may write nothing more."""
 
 
-class StoreBusyError(Exception):
+class StoreBusyError(DatabaseLockedError):
     """A foreign transaction holds the database; nothing was written."""
 
 
@@ -58,7 +59,8 @@ class Store(Protocol):
     def open(self, *, execute: bool, now_ms: int) -> None:
         """Open, migrate if needed, and with *execute* take the file for this engine alone.
 
-        Raises DatabaseLockedError, SchemaVersionError or DatabaseError, and leaves nothing open then.
+        Does not wait. Raises StoreBusyError when a foreign transaction holds it, DatabaseLockedError when another
+        engine does, SchemaVersionError or DatabaseError, and leaves nothing open then.
         """
         ...
 

@@ -114,8 +114,7 @@ class SimulatedEngine(Engine):
         if self._hints is not None:
             self._hints.close()
         store.close()
-        store.open(execute=True, now_ms=self._virtual.now_ms())
-        self._begin(store)
+        self._begin(store, self._open_now(store))
         await self._settle()
 
     def _require_worker(self) -> Worker:

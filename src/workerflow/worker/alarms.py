@@ -69,5 +69,7 @@ class Alarms:
 
     def _fired(self) -> None:
         self._timer_ms = self._timer = None
-        self._fire(self._effects.now_ms())
-        self.arm()
+        try:
+            self._fire(self._effects.now_ms())
+        finally:
+            self.arm()

@@ -65,6 +65,8 @@ class Attempts:
         self._new_context = new_context
         self._loop = asyncio.get_running_loop()
         self._threads = CallbackThreads(settings.thread_count)
+        # Waiting at the gate; a plain callback has its place in the threads already.
+        self._expected: dict[Scope, Request] = {}
         self._running: dict[Scope, Running] = {}
 
     def reserve(self, request: Request) -> bool:
@@ -75,16 +77,14 @@ class Attempts:
         """Whether a plain callback could start."""
         return self._threads.has_free()
 
-    def give_back(self, request: Request) -> None:
-        """The reserved callback will not be started after all."""
-        if not is_async(request.callback):
-            self._threads.release()
-            self._sink.place_is_free()
+    def expect(self, request: Request, scope: Scope) -> None:
+        """The reserved callback will begin when its attempt is durable."""
+        self._expected[scope] = request
 
-    def begin(self, request: Request, scope: Scope) -> None:
-        """Start a callback whose attempt is durable."""
-        if not scope.is_alive:
-            self.give_back(request)
+    def begin(self, scope: Scope) -> None:
+        """Start a callback whose attempt is durable, unless it was stopped meanwhile."""
+        request = self._expected.pop(scope, None)
+        if request is None:
             return
         running = Running(request, self._effects.monotonic_s())
         self._running[scope] = running
@@ -103,6 +103,10 @@ class Attempts:
 
     def stop(self, scope: Scope) -> bool:
         """Cancel a callback; True if it runs on the loop and will report its end. Threads cannot be stopped."""
+        request = self._expected.pop(scope, None)
+        if request is not None and not is_async(request.callback):
+            self._threads.release()
+            self._sink.place_is_free()
         running = self._running.get(scope)
         if running is None:
             return False

@@ -25,6 +25,8 @@ _logger = logging.getLogger("workerflow")
 DEFERRALS_MAX = 100
 """Rounds that a flush waits for pending drives: a workflow that never stops driving must not hold up the others."""
 BACK_OFF_MS = (50, 100, 200, 500, 1000, 2000, 5000)
+BUSY_WAIT_MS = 1000
+"""How long one try waits for a foreign transaction: closing the engine waits for the try."""
 CAUTION = 0.2
 """Weight of the newest commit in the average that decides between inline and thread."""
 
@@ -178,7 +180,7 @@ class Committer:
             try:
                 if is_unknown and await self._in_thread(self._store.recover, self._incarnation) >= batch.number:
                     return
-                await self._in_thread(self._timed_commit, batch, round(self._settings.busy_timeout_s * 1000))
+                await self._in_thread(self._timed_commit, batch, BUSY_WAIT_MS)
                 return
             except StoreBusyError as error:
                 _logger.warning("batch %d waits for a foreign transaction: %s", batch.number, error)

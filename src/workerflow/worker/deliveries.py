@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any, Protocol, cast
 
+from workerflow.core.failure import describe
 from workerflow.core.instance import Instance
 from workerflow.core.model import WorkflowCompletionEvent
 from workerflow.errors import DefinitionError
@@ -21,6 +22,7 @@ class DeliveryHost(Protocol):
     def apply(self, instance: Instance, action: Any) -> None: ...
     def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
     def runtime_of(self, instance: Instance) -> WorkflowRuntime[Any, Any]: ...
+    def process_interrupted(self, error: KeyboardInterrupt) -> None: ...
     def new_context(self) -> Any: ...
 
 
@@ -32,9 +34,12 @@ class Deliveries:
         self._registry = registry
         self._lease_ms = lease_ms
         self._tasks: dict[asyncio.Task[None], int] = {}
+        self._is_closed = False
 
     def deliver(self, instance: Instance) -> None:
-        """Begin one more try."""
+        """Begin one more try, unless the handler is still at the last one."""
+        if self.is_in_flight(instance.key):
+            return
 
         def begin(instance: Instance) -> None:
             delivery_id = instance.delivery_began(self._lease_ms)
@@ -52,6 +57,7 @@ class Deliveries:
 
     async def close(self) -> None:
         """Cancel the handlers; their deliveries are tried again by the next worker."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -80,7 +86,12 @@ class Deliveries:
                     instance.instance_id,
                 )
             )
-        except Exception as problem:  # Whatever the author's handler raises, the delivery is tried again.
+        except KeyboardInterrupt as interrupt:
+            self._host.process_interrupted(interrupt)
+            return
+        except BaseException as problem:  # Whatever the author's handler raises, the delivery is tried again.
+            if self._is_closed:
+                raise
             _logger.warning("completion() of %s raised and will be called again: %r", instance.label(), problem)
-            error = f"{type(problem).__name__}: {problem}"
+            error = describe(problem).message
         self._host.apply(instance, lambda instance: instance.delivery_ended(error))

@@ -20,6 +20,7 @@ class HibernationHost(Protocol):
     def is_awake(self, instance: Instance) -> bool: ...
     def take_mail(self, instance: Instance) -> bool: ...
     def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
+    def wake(self, instance: Instance) -> None: ...
     def remove(self, instance: Instance) -> None: ...
 
 
@@ -58,6 +59,10 @@ class Hibernation:
         self._host.when_durable(instance, self._leave, instance)
 
     def _leave(self, instance: Instance) -> None:
-        is_same = self._host.live.get(instance.key) is instance
-        if is_same and instance.owner is None and instance.is_idle() and not self._host.is_awake(instance):
+        if self._host.live.get(instance.key) is not instance:
+            return
+        if instance.owner is None and instance.is_idle() and not self._host.is_awake(instance):
             self._host.remove(instance)
+        else:
+            # Something came in between; its row must name an owner again.
+            self._host.wake(instance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 from workerflow.core.instance import Instance
@@ -18,6 +19,7 @@ class MailHost(Protocol):
     rows: Any
 
     def obtain(self, key: int) -> Instance | None: ...
+    def guarded(self, instance: Instance, action: Any) -> None: ...
     def wake(self, instance: Instance) -> None: ...
     def ready(self, instance: Instance) -> None: ...
     def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
@@ -33,14 +35,14 @@ class Mailbox:
         # Applied, but still untaken in committed state.
         self._applied: set[int] = set()
 
-    def take_all(self, limit: int) -> int:
-        """Apply what has come for any instance; how many there were."""
+    def take_all(self, limit: int) -> bool:
+        """Apply what has come for any instance; whether there may be more, which a commit will bring to light."""
         mails = self._store.untaken_mail(limit)
         for mail in mails:
             instance = self._host.obtain(mail.key)
-            if instance is not None:
-                self._take(instance, mail)
-        return len(mails)
+            if instance is not None and not instance.is_discarded:
+                self._host.guarded(instance, partial(self._take, instance, mail))
+        return len(mails) == limit
 
     def take(self, instance: Instance) -> bool:
         """Apply what has come for this instance; whether there was any."""

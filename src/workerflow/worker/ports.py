@@ -124,7 +124,7 @@ class LocalPort(Port):
         await self._do(Instance.resume)
 
     async def cancel(self, reason: str | None) -> None:
-        _check_reason(reason)
+        _check_reason(reason, self._settings.value_bytes_max)
         await self._do(lambda instance: instance.cancel(reason))
 
     async def _do(self, action: Callable[[Instance], Any]) -> Any:
@@ -180,7 +180,7 @@ class MailPort(Port):
         await self._send("resume")
 
     async def cancel(self, reason: str | None) -> None:
-        _check_reason(reason)
+        _check_reason(reason, self._settings.value_bytes_max)
         await self._send("cancel", reason=reason)
 
     def _has_pause_in_mail(self) -> bool:
@@ -197,14 +197,13 @@ class MailPort(Port):
         return await self._send_mail(self._entry.name, self._id, key, nonce, mail, busy_ms)
 
 
-def _check_reason(reason: Any) -> None:
+def _check_reason(reason: Any, bytes_max: int) -> None:
     if reason is None:
         return
     checked_text(reason, "cancellation reason")
-    if len(reason) > REASON_CHARACTERS_MAX:
-        raise DefinitionError(
-            f"the cancellation reason has {len(reason)} characters; at most {REASON_CHARACTERS_MAX} are allowed"
-        )
+    limit = min(REASON_CHARACTERS_MAX, bytes_max)
+    if len(reason) > limit:
+        raise DefinitionError(f"the cancellation reason has {len(reason)} characters; at most {limit} are allowed")
 
 
 def _answer(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from workerflow.core.instance import Instance
+from workerflow.core.load import InstanceRecord
 from workerflow.core.model import TERMINAL
-from workerflow.errors import DatabaseUnavailableError
-from workerflow.store.base import MAIL_WAITS, Store
+from workerflow.errors import DatabaseError, WorkflowHeldError
+from workerflow.store.base import MAIL_WAITS, Batch, Store
 
 if TYPE_CHECKING:
     from workerflow.worker.inputs import Input
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("workerflow")
 
+NO_KEY = 0
+RETRY_MS = 500
 REFUSALS_MAX = 2
 """Refused so often, an instance is held: building it anew does not help."""
 
@@ -44,47 +48,71 @@ class Rebuilder:
         hold_reason = f"the database refused its rows twice: {reason}"
         self._rebuild(key, refusals, hold_reason if refusals >= REFUSALS_MAX else None)
 
+    def confirm(self, batch: Batch) -> None:
+        """A batch is durable: refusals count in a row only."""
+        if self._refusals:
+            for key in batch.rows.instance_keys() - batch.refused.keys():
+                self._refusals.pop(key, None)
+
     def broken(self, instance: Instance, error: Exception) -> None:
         """Driving an instance raised an error of ours."""
         _logger.exception("%s is held: driving it raised an error", instance.label(), exc_info=error)
         reason = f"driving it raised {type(error).__name__}: {error}; please report this"
-        self._rebuild(instance.key, self._refusals.get(instance.key, 0), reason)
+        self._worker.committer.forget(instance.key)
+        instance.is_discarded = True
+        # Not at once: rows of it may be in the batch that is being written, and are to be read with the others.
+        self._worker.committer.when_durable(NO_KEY, self._rebuild, (instance.key, 0, reason))
 
     def _rebuild(self, key: int, refusals: int, hold_reason: str | None) -> None:
         worker = self._worker
         old = worker.live.get(key)
         if old is None:
             return
+        old.is_discarded = True
         worker.committer.forget(key)
+        try:
+            # By name: another process may have made the instance under another key at the same moment.
+            row = self._store.find(old.workflow, old.instance_id)
+            record = None if row is None or (row.key in worker.live and row.key != key) else self._store.load(row.key)
+        except DatabaseError as error:
+            _logger.warning("%s cannot be read, trying again: %s", old.label(), error)
+            worker.after(RETRY_MS, lambda: self._rebuild(key, refusals, hold_reason))
+            return
         worker.remove(old)
         worker.mailbox.forget(key)
         inputs = worker.inputs.take(key)
-        instance, is_stored = self._load(old)
-        worker.add(instance)
+        if row is not None and record is None:
+            self._apply(worker.live[row.key], inputs, is_stored=True)
+            return
+        instance = self._build(old, record)
         instance.stepping.attach(old.stepping)
         self._refusals[instance.key] = refusals
         if hold_reason is not None:
-            self._hold(instance, is_stored, inputs, hold_reason)
+            self._hold(instance, record is not None, inputs, hold_reason)
             return
-        if is_stored:
-            worker.mailbox.take(instance)
-        for item in inputs:
-            if not is_stored or item.apply is not Instance.insert:
-                worker.apply(instance, item.apply, item.reject)
-        worker.ready(instance)
+        if record is not None:
+            worker.take_over(instance, is_takeover=False)
+            worker.guarded(instance, lambda: worker.mailbox.take(instance))
+        self._apply(instance, inputs, is_stored=record is not None)
 
-    def _load(self, old: Instance) -> tuple[Instance, bool]:
-        # By name: another process may have made the instance under another key at the same moment.
-        row = self._store.find(old.workflow, old.instance_id)
-        record = None if row is None else self._store.load(row.key)
+    def _build(self, old: Instance, record: InstanceRecord | None) -> Instance:
+        worker = self._worker
         if record is None:
-            return self._worker.make(self._worker.new_key(), old.workflow, old.instance_id, old.nonce), False
-        instance = self._worker.restore(record)
-        self._worker.take_over(instance, is_takeover=False)
-        return instance, True
+            instance = worker.make(worker.new_key(), old.workflow, old.instance_id, old.nonce)
+        else:
+            instance = worker.restore(record)
+        worker.add(instance)
+        return instance
+
+    def _apply(self, instance: Instance, inputs: list[Input], *, is_stored: bool) -> None:
+        for item in inputs:
+            if not (is_stored and item.apply is Instance.insert):
+                again = partial(self._worker.apply, instance, item.apply, item.reject)
+                self._worker.guarded(instance, again)
+        self._worker.ready(instance)
 
     def _hold(self, instance: Instance, is_stored: bool, inputs: list[Input], reason: str) -> None:
         for item in inputs:
-            item.reject(DatabaseUnavailableError(f"{instance.label()} is held: {reason}"))
+            item.reject(WorkflowHeldError(instance.workflow, instance.instance_id, reason))
         if is_stored and instance.status not in TERMINAL:
             instance.hold(reason)

@@ -32,6 +32,10 @@ from workerflow.worker.stall import StallWatcher
 
 _logger = logging.getLogger("workerflow")
 
+SETTLE_S_MIN = 2.0
+"""How long a closing engine tries to write what has happened, also when it waits for no callback."""
+LOOK_AGAIN_MS = 500
+"""When an instance is tried again after the database refused a read."""
 CLAIM_MAX = 1000
 """Instances taken up at a time, so that a crowd of due alarms does not stop the loop."""
 
@@ -54,6 +58,7 @@ class Worker:
     ) -> None:
         self.rows = Rows()
         self.handles_max = settings.handles_per_drive_max
+        self.value_bytes_max = settings.value_bytes_max
         self.recoveries_max = settings.recoveries_max
         self.always_replay = always_replay
         self.incarnation = incarnation
@@ -72,12 +77,13 @@ class Worker:
         self._ready: dict[int, Instance] = {}
         self._is_pump_scheduled = False
         self._is_halted = False
-        self._has_claims_after_commit = False
+        self._looks_after_commit = False
+        self._gated_deliveries: set[int] = set()
         self.inputs = Inputs()
         self._starved: dict[int, None] = {}
         self.alarms = Alarms(effects, self._alarms_fired)
         self._poll_timer: Timer | None = None
-        self._graces: dict[int, Timer] = {}
+        self._graces: dict[Instance, Timer] = {}
         self.committer = Committer(
             store, self.rows, effects, settings, incarnation,
             has_ready=lambda: bool(self._ready), on_committed=self._committed, on_nothing=self.inputs.confirm,
@@ -147,6 +153,8 @@ class Worker:
             reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
             return
         self.inputs.add(current.key, Input(action, reject, self.committer.number))
+        if current.is_discarded:
+            return  # It is being built anew, and gets its inputs then.
         self.wake(current)
         action(current)
         self.committer.schedule()
@@ -154,16 +162,17 @@ class Worker:
 
     def poll(self) -> None:
         """Look for mail and due alarms; then again after ``poll_interval_ms``."""
+        if self.is_stopping:
+            return
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         try:
-            has_more = self._look()
+            self._look()
+            self.attempts.report_stuck()
         except DatabaseError as error:
-            has_more = False
             _logger.warning("looking for mail and alarms will be tried again: %s", error)
-        self.attempts.report_stuck()
-        wait_ms = 0 if has_more else self._settings.poll_interval_ms
-        self._poll_timer = self._effects.call_at(self.now_ms() + wait_ms, self.poll)
+        finally:
+            self._poll_timer = self._effects.call_at(self.now_ms() + self._settings.poll_interval_ms, self.poll)
 
     async def stop(self) -> None:
         """Let callbacks in flight end for ``stop_grace_s``, record the others as stopped, release every instance."""
@@ -206,7 +215,7 @@ class Worker:
 
     async def _settle(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.stop_grace_s):
+            async with asyncio.timeout(max(self._settings.stop_grace_s, SETTLE_S_MIN)):
                 await self.committer.settle()
         except TimeoutError:
             _logger.error("the database takes no writes: the engine stops as if it had crashed")
@@ -241,6 +250,8 @@ class Worker:
         return self._context.copy()
 
     def ready(self, instance: Instance) -> None:
+        if instance.is_discarded:
+            return
         self._ready[instance.key] = instance
         if not self._is_pump_scheduled:
             self._is_pump_scheduled = True
@@ -252,9 +263,13 @@ class Worker:
     def status_changed(self, instance: Instance, status: str) -> None:
         self.when_durable(instance, self._on_status, instance, status)
         if instance.delivery_ms is not None:
-            self.when_durable(instance, self._alarm, instance.key)
+            # Begun at the gate and not by the alarm, which could be sooner than the commit.
+            self._gated_deliveries.add(instance.key)
+            self.when_durable(instance, self._deliver, instance.key)
 
     def progressed(self, instance: Instance) -> None:
+        if instance.key in self._gated_deliveries:
+            return
         self.alarms.set_live(instance.key, instance.alarm_ms())
 
     def has_free_place(self, instance: Instance, request: Request) -> bool:
@@ -264,7 +279,8 @@ class Worker:
         return False
 
     def start_callback(self, instance: Instance, request: Request, scope: Scope) -> None:
-        self.when_durable(instance, self.attempts.begin, request, scope)
+        self.attempts.expect(request, scope)
+        self.when_durable(instance, self.attempts.begin, scope)
 
     def stop_callback(self, scope: Scope) -> bool:
         return self.attempts.stop(scope)
@@ -274,8 +290,9 @@ class Worker:
         return self.mailbox.take(instance)
 
     def finish_later(self, instance: Instance) -> None:
-        at_ms = self.now_ms() + round(self._settings.finish_grace_s * 1000)
-        self._graces[instance.key] = self._effects.call_at(at_ms, lambda: self._finish(instance))
+        if instance not in self._graces:
+            at_ms = self.now_ms() + round(self._settings.finish_grace_s * 1000)
+            self._graces[instance] = self._effects.call_at(at_ms, lambda: self._finish(instance))
 
     def discard_body(self, execution: Execution) -> None:
         self._loop.call_soon(execution.drop, context=self._context)
@@ -298,6 +315,7 @@ class Worker:
             self.ready(instance)
 
     def process_interrupted(self, error: KeyboardInterrupt) -> None:
+        self._halt()
         self._on_failure(error)
 
     def place_is_free(self) -> None:
@@ -320,20 +338,29 @@ class Worker:
         self._is_pump_scheduled = False
         ready, self._ready = self._ready, {}
         for instance in ready.values():
-            if instance.is_discarded:
-                continue
-            try:
-                with self._stall.driving(instance.label):
-                    instance.pump()
-            except KeyboardInterrupt as error:
-                self._on_failure(error)
-                raise
-            except Exception as error:  # A fault of ours in one instance must not stop the others.
-                self._rebuilder.broken(instance, error)
-            self._hibernation.look(instance)
-        if self._starved and self.attempts.has_free_thread():
+            if not instance.is_discarded:
+                self.guarded(instance, lambda instance=instance: self._drive(instance))  # type: ignore[misc]  # a default binds it
+        if self._starved and not self.is_stopping and self.attempts.has_free_thread():
             self.place_is_free()  # The one that was woken for it had no use for it any more.
         self.committer.schedule()
+
+    def _drive(self, instance: Instance) -> None:
+        with self._stall.driving(instance.label):
+            instance.pump()
+        self._hibernation.look(instance)
+
+    def guarded(self, instance: Instance, action: Callable[[], object]) -> None:
+        """Do something with an instance, so that no trouble of this one is trouble for another."""
+        try:
+            action()
+        except KeyboardInterrupt as error:
+            self.process_interrupted(error)
+            raise
+        except DatabaseError as error:
+            _logger.warning("%s will be tried again: %s", instance.label(), error)
+            self.alarms.set_live(instance.key, self.now_ms() + LOOK_AGAIN_MS)
+        except Exception as error:  # A fault of ours.
+            self._rebuilder.broken(instance, error)
 
     def remove(self, instance: Instance) -> None:
         """Let an instance leave memory; its rows remain."""
@@ -341,8 +368,16 @@ class Worker:
         instance.is_discarded = True
         instance.stepping.drop_body()
         self.live.pop(instance.key, None)
-        self._by_name.pop((instance.workflow, instance.instance_id), None)
+        name = (instance.workflow, instance.instance_id)
+        if self._by_name.get(name) is instance:
+            del self._by_name[name]
         self.alarms.leave(instance.key, alarm_ms)
+        self._ready.pop(instance.key, None)
+        self._starved.pop(instance.key, None)
+        self._gated_deliveries.discard(instance.key)
+        grace = self._graces.pop(instance, None)
+        if grace is not None:
+            grace.cancel()
         self._rebuilder.forget(instance.key)
 
     def wake(self, instance: Instance) -> None:
@@ -350,6 +385,10 @@ class Worker:
         if instance.is_drivable() and instance.owner is None:
             instance.owner = self.incarnation
             instance.save_progress()
+
+    def after(self, milliseconds: int, callback: Callable[[], None]) -> None:
+        """Call back later, unless the worker has ended by then."""
+        self._effects.call_at(self.now_ms() + milliseconds, lambda: None if self._is_halted else callback())
 
     def new_key(self) -> int:
         """A key for a new instance."""
@@ -401,7 +440,7 @@ class Worker:
         for key in self.alarms.idle.pop_due(now_ms):
             instance = self.live.get(key)
             if instance is not None:
-                self._hibernation.hibernate(instance)
+                self.guarded(instance, lambda instance=instance: self._hibernation.hibernate(instance))  # type: ignore[misc]  # the same
         try:
             self._claim_due()
         except DatabaseError as error:
@@ -413,14 +452,20 @@ class Worker:
         if instance is None or self.is_stopping:
             return
         if instance.status in TERMINAL:
-            self.deliveries.deliver(instance)
+            self._deliver(key)
         else:
-            self.apply(instance, lambda instance: instance.due(self.now_ms()))
+            self.guarded(instance, lambda: self.apply(instance, lambda instance: instance.due(self.now_ms())))
 
-    def _look(self) -> bool:
-        mail_count = self.mailbox.take_all(CLAIM_MAX)
+    def _deliver(self, key: int) -> None:
+        self._gated_deliveries.discard(key)
+        instance = self.live.get(key)
+        if instance is not None and not self.is_stopping:
+            self.deliveries.deliver(instance)
+
+    def _look(self) -> None:
+        if self.mailbox.take_all(CLAIM_MAX):
+            self._looks_after_commit = True
         self._claim_due()
-        return mail_count == CLAIM_MAX
 
     def _claim_due(self) -> None:
         now_ms = self.now_ms()
@@ -432,25 +477,23 @@ class Worker:
             self.obtain(key)
         has_more = len(due) == CLAIM_MAX
         # All of these may have been taken before, without being marked as owned yet: a commit will change that.
-        self._has_claims_after_commit = has_more and not taken
+        self._looks_after_commit |= has_more and not taken
         self.alarms.stored_ms = now_ms if has_more and taken else self._store.next_alarm(now_ms)
         self.alarms.arm()
 
     def _finish(self, instance: Instance) -> None:
-        timer = self._graces.pop(instance.key, None)
-        if timer is not None:
-            timer.cancel()
-        if not instance.is_discarded:
-            self.apply(instance, Instance.finish)
+        del self._graces[instance]
+        self.guarded(instance, lambda: self.apply(instance, Instance.finish))
 
     def _committed(self, batch: Batch) -> None:
         self.inputs.confirm(batch.number, batch.refused)
         for key, reason in batch.refused.items():
             self._rebuilder.refused(key, reason)
-        if self._has_claims_after_commit:
-            self._has_claims_after_commit = False
+        self._rebuilder.confirm(batch)
+        if self._looks_after_commit:
+            self._looks_after_commit = False
             self.alarms.stored_ms = self.now_ms()
-            self.alarms.arm()
+            self._effects.call_at(self.now_ms(), self.poll)
 
     def _deposed(self, error: DeposedError) -> None:
         _logger.critical("this engine has lost its database and stops: %s", error)

@@ -9,7 +9,8 @@ from typing import Any
 
 import apsw
 
-from workerflow.errors import DatabaseError, DatabaseLockedError, DatabaseUnavailableError
+from workerflow.errors import DatabaseError, DatabaseUnavailableError
+from workerflow.store.base import StoreBusyError
 from workerflow.store.sql import statement
 
 PACKAGE = "workerflow.store.sqlite"
@@ -18,12 +19,12 @@ PACKAGE = "workerflow.store.sqlite"
 class Connection:
     """A connection that runs the statements of this package by name."""
 
-    def __init__(self, path: Path, *, busy_timeout_ms: int, create: bool) -> None:
+    def __init__(self, path: Path, *, create: bool) -> None:
         self.path = path
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         with translated(path):
             self.raw = apsw.Connection(str(path), flags=flags, statementcachesize=100)
-            self.raw.set_busy_timeout(busy_timeout_ms)
+            self.raw.set_busy_timeout(0)
 
     def close(self) -> None:
         """Close, whatever is under way."""
@@ -37,6 +38,16 @@ class Connection:
     def row(self, name: str, *arguments: Any) -> tuple[Any, ...] | None:
         """The first row of a statement, if there is one."""
         return next(iter(self.rows(name, *arguments)), None)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """See one committed state in all that is read within."""
+        self.raw.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self.raw.in_transaction:  # SQLite ends it by itself on some errors.
+                self.raw.execute("ROLLBACK")
 
     def configure(self, synchronous: str) -> None:
         """Set what workerflow relies on. WAL stays in the file for good: make sure first that the file is ours."""
@@ -70,7 +81,7 @@ def translated(path: Path) -> Iterator[None]:
     except (apsw.ReadOnlyError, apsw.PermissionsError) as error:
         raise DatabaseError(f"{path} is read-only ({error}); make file and folder writable for this user") from error
     except (apsw.BusyError, apsw.LockedError) as error:
-        raise DatabaseLockedError(f"{path} is locked by a foreign transaction ({error}); end that first") from error
+        raise StoreBusyError(f"{path} is locked by a foreign transaction ({error}); end that first") from error
     except (apsw.IOError, apsw.FullError, apsw.NoMemError, apsw.ConnectionClosedError) as error:
         raise DatabaseUnavailableError(
             f"{path} refuses for now ({type(error).__name__}: {error}); free space or mend the disk, then try again"

@@ -7,6 +7,8 @@ import os
 import weakref
 from pathlib import Path
 
+_LOCKS: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
 
 class FileLock:
     """An exclusive lock on a sidecar file. It ends with the process, however that ends.
@@ -18,8 +20,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        reference = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forget(reference))
+        _LOCKS.add(self)
 
     def acquire(self) -> bool:
         """Take the lock if nobody has it."""
@@ -39,7 +40,10 @@ class FileLock:
             os.close(descriptor)
 
 
-def _forget(reference: weakref.ref[FileLock]) -> None:
-    lock = reference()
-    if lock is not None:
+def _let_go_in_child() -> None:
+    for lock in list(_LOCKS):
         lock.release()
+
+
+# Once for all locks: such a hook cannot be taken back.
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,2 +1,2 @@
 -- Instances that a worker had in memory when it ended.
-select instance_key from instances where owner is not null order by instance_key;
+select instance_key from instances indexed by instances_owner where owner is not null;

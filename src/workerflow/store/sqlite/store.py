@@ -28,6 +28,9 @@ from workerflow.store.sqlite.file_lock import FileLock
 # What one instance's rows can be guilty of; everything else is the database's own trouble.
 _REFUSALS = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
 
+NEWEST = (2**62, 2**62)
+"""After nothing: a first page."""
+
 WORKER_ID = 1
 """One engine at a time executes on a file."""
 
@@ -37,11 +40,11 @@ _WRITES = [(name, statement(PACKAGE, "attempt_end" if name == "attempt_cut" else
 class SqliteStore:
     """A Store on the file at *path*. *synchronous* is SQLite's setting."""
 
-    def __init__(self, path: Path, *, synchronous: str, busy_timeout_ms: int) -> None:
+    def __init__(self, path: Path, *, synchronous: str) -> None:
         self._path = path
         self._synchronous = synchronous
-        self._busy_timeout_ms = busy_timeout_ms
         self._lock = FileLock(path.with_name(path.name + "-lock"))
+        self._identity = (0, 0)
         self._writer: Connection | None = None
         self._reader: Connection | None = None
 
@@ -49,11 +52,13 @@ class SqliteStore:
         self._check_path()
         try:
             # A reader of an SQLite file in WAL mode writes its -shm, so both kinds of engine need write access.
-            self._writer = Connection(self._path, busy_timeout_ms=self._busy_timeout_ms, create=True)
+            self._writer = Connection(self._path, create=True)
             self._check_ours(self._writer)
             if execute:
                 self._acquire()
             self._writer.configure(self._synchronous)
+            found = self._path.stat()
+            self._identity = (found.st_dev, found.st_ino)
             self._migrate(now_ms)
             self._reader = self._connect()
         except BaseException:
@@ -79,10 +84,11 @@ class SqliteStore:
         try:
             raw.execute("BEGIN IMMEDIATE")
         except apsw.BusyError as error:
-            raise StoreBusyError(str(error)) from error
+            raise StoreBusyError(f"{self._path} is locked by a foreign transaction") from error
         except apsw.Error as error:
             raise DatabaseUnavailableError(f"{self._path} refuses for now: {error}") from error
         try:
+            self._check_same_file()
             batch.refused = self._write_batch(raw, batch)
             raw.execute("COMMIT")
         except apsw.Error as error:
@@ -107,10 +113,8 @@ class SqliteStore:
 
     def load(self, key: int) -> InstanceRecord | None:
         reader = self._read_connection()
-        with translated(self._path):
-            # One snapshot for all tables: the writer thread may commit in between.
-            reader.raw.execute("BEGIN")
-        try:
+        # One snapshot for all tables: the writer thread may commit in between.
+        with translated(self._path), reader.snapshot():
             found = reader.row("instance_by_key", key)
             if found is None:
                 return None
@@ -123,8 +127,6 @@ class SqliteStore:
                 [LifecycleRow(*row) for row in reader.rows("lifecycle_of", key)],
                 None if delivery is None else DeliveryRow(*delivery),
             )
-        finally:
-            reader.raw.execute("COMMIT")
 
     def find(self, workflow: str, instance_id: str) -> InstanceRow | None:
         row = self._read_connection().row("instance_by_id", workflow, instance_id)
@@ -152,7 +154,7 @@ class SqliteStore:
     def list(
         self, workflow: str | None, status: str | None, after: tuple[int, int] | None, limit: int
     ) -> list[InstanceRow]:
-        rows = self._read_connection().rows("instance_list", workflow, status, *(after or (None, None)), limit)
+        rows = self._read_connection().rows("instance_list", workflow, status, *(after or NEWEST), limit)
         return [InstanceRow(*row) for row in rows]
 
     def send(self, workflow: str, instance_id: str, new_key: int, nonce: str, mail: Mail, busy_timeout_ms: int) -> str:
@@ -161,6 +163,7 @@ class SqliteStore:
         with translated(self._path):
             connection.raw.execute("BEGIN IMMEDIATE")
             try:
+                self._check_same_file()
                 outcome = self._put_mail(connection, workflow, instance_id, new_key, nonce, mail)
                 connection.raw.execute("COMMIT")
             except BaseException:
@@ -171,11 +174,13 @@ class SqliteStore:
     def _put_mail(
         self, connection: Connection, workflow: str, instance_id: str, new_key: int, nonce: str, mail: Mail
     ) -> str:
-        connection.rows("instance_insert_missing", new_key, workflow, instance_id, nonce, mail.sent_at)
-        if connection.raw.changes():
-            connection.rows("lifecycle_insert", new_key, 1, "created", mail.sent_at, None)
+        if mail.kind not in ("pause", "resume"):
+            connection.rows("instance_insert_missing", new_key, workflow, instance_id, nonce, mail.sent_at)
+            if connection.raw.changes():
+                connection.rows("lifecycle_insert", new_key, 1, "created", mail.sent_at, None)
         found = connection.row("instance_by_id", workflow, instance_id)
-        assert found is not None
+        if found is None:
+            return "dropped"
         row = InstanceRow(*found)
         if mail.event_id is not None and connection.row("event_id_known", row.key, mail.event_id) is not None:
             return "duplicate"
@@ -221,7 +226,7 @@ class SqliteStore:
         if not batch.guarded:
             return set()
         # The transaction holds the write lock: nobody can send between this look and the commit.
-        return batch.guarded & {row[0] for row in raw.execute(statement(PACKAGE, "mail_guard"))}
+        return {row[0] for row in raw.execute(statement(PACKAGE, "mail_guard"), (dump_json(list(batch.guarded)),))}
 
     def _fence(self, raw: apsw.Connection, batch: Batch) -> None:
         raw.execute(statement(PACKAGE, "worker_fence"), (WORKER_ID, batch.incarnation, batch.number))
@@ -240,6 +245,15 @@ class SqliteStore:
             raise DatabaseError(f"{self._path} is a folder; give the path of a database file")
         if not has_folder:
             raise DatabaseError(f"the folder {self._path.parent} does not exist; make it, or give another path")
+
+    def _check_same_file(self) -> None:
+        """Refuse to write to a file that was deleted or replaced: whoever opens the path would not find it there."""
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise DatabaseUnavailableError(f"{self._path} is gone ({error}); put the file back") from error
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise DatabaseUnavailableError(f"{self._path} is another file than the one that was opened; put that back")
 
     def _check_ours(self, connection: Connection) -> None:
         objects = {row[0] for row in connection.rows("schema_objects")}
@@ -270,6 +284,9 @@ class SqliteStore:
 
     def _migrate(self, now_ms: int) -> None:
         connection = self._write_connection()
+        row = connection.row("schema_version") if connection.rows("schema_objects") else None
+        if row is not None and int(row[0]) == migrations(PACKAGE)[-1][0]:
+            return  # The usual case takes no write lock.
         with translated(self._path):
             connection.raw.execute("BEGIN IMMEDIATE")
         try:
@@ -290,7 +307,7 @@ class SqliteStore:
             raise
 
     def _connect(self) -> Connection:
-        connection = Connection(self._path, busy_timeout_ms=self._busy_timeout_ms, create=False)
+        connection = Connection(self._path, create=False)
         try:
             connection.configure(self._synchronous)
         except BaseException:

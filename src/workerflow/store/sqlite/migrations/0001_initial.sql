@@ -268,7 +268,8 @@ create table mail (
     check ((taken_at is null) = (outcome is null))
 ) strict;
 
-create index mail_untaken on mail (instance_key, mail_id) where taken_at is null;
+create index mail_untaken on mail (mail_id) where taken_at is null;
+create index mail_untaken_of on mail (instance_key, mail_id) where taken_at is null;
 create unique index mail_one_create on mail (instance_key) where kind = 'create';
 create unique index mail_event_id on mail (instance_key, event_id) where event_id is not null;
 
