@@ -216,7 +216,7 @@ class Engine:
             runtime_of=self._runtime,
         )
         self._worker.start()
-        self._hints = HintListener(self._path, self._worker.poll)
+        self._hints = HintListener(self._path, self._worker.wake_ups.poll)
 
     async def _close(self) -> None:
         worker = self._worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -246,7 +247,7 @@ SEEDS = range(40)
 async def test_a_random_program_comes_to_the_same_end_however_it_is_cut(block: int, mode: dict[str, Any]) -> None:
     for seed in SEEDS[block::4]:
         expected, _ = await undisturbed(seed, {})
-        result, finished = await disturbed(seed, seed + 1000, mode)
+        result, _ = await disturbed(seed, seed + 1000, mode)
         if has_no_race(Program(seed).expression):
             # What a race comes to depends on time; that everything ends does not.
             assert result == expected, f"program {seed}"
@@ -259,6 +260,42 @@ async def test_the_modes_agree_on_every_random_program(mode: dict[str, Any]) -> 
         expected, calls = await undisturbed(seed, {})
         result, again = await undisturbed(seed, mode)
         assert (result, again) == (expected, calls), f"program {seed}"
+
+
+@every_mode
+@pytest.mark.parametrize("before", ["sleep", "wait", "queued", "nothing"])
+@async_test
+async def test_a_started_attempt_has_an_owner_in_the_same_batch(before: str, mode: dict[str, Any]) -> None:
+    gate = Gate()
+
+    @definition
+    async def Woken(self: Any) -> None:
+        await self.wait("first", "first")
+        if before == "sleep":
+            await self.sleep("sleep", 5)
+        elif before == "wait":
+            with contextlib.suppress(WaitTimeoutError):
+                await self.wait("wait", "never", timeout=5)
+        elif before == "queued":
+            await self.wait("wait", "queued")
+        await self.run("step", gate)
+
+    async with started(Woken, **mode) as (engine, handle):
+        await handle.send("queued")
+        if before in ("sleep", "wait"):
+            await handle.send("first")
+            await engine.run_until_idle()
+        await handle.pause()
+        await handle.send("first")
+        await engine.advance(10)
+        await handle.resume()
+        # Each turn may show another commit: none may strand the attempt if the process died right then.
+        for _ in range(20):
+            assert query(engine, ORPHANS) == []
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(turn.set_result, None)
+            await turn
+        assert await gate.begun() == 1
 
 
 @every_mode

@@ -11,7 +11,7 @@ from workerflow import RunStep, Settings, SleepStep, WorkflowRuntimeContext
 from workerflow.core.journal import Journal
 from workerflow.core.rows import WRITE_ORDER, Rows
 from workerflow.testing import SimulatedEngine
-from workerflow.worker.worker import CLAIM_MAX
+from workerflow.worker.wake_ups import CLAIM_MAX
 
 DAY = timedelta(days=1)
 

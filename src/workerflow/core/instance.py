@@ -332,8 +332,9 @@ class Instance:
         if self.delivers_completion:
             self.delivery_ms = now_ms
             self.host.rows.delivery_insert.append((self.key, self.lifecycle_count, now_ms))
-        self.save_progress()
+        # First: it sets the delivery to begin at the gate, which saving the alarm must not overtake.
         self.host.status_changed(self, ending.status)
+        self.save_progress()
 
     def _move(self, status: Status, now_ms: int, event: str) -> None:
         self._check_move(status)

@@ -98,7 +98,7 @@ class SimulatedEngine(Engine):
 
     async def run_until_idle(self) -> None:
         """Return when nothing is under way but timers and events to come. The clock does not move."""
-        self._require_worker().poll()
+        self._require_worker().wake_ups.poll()
         await self._settle()
 
     async def crash(self) -> None:

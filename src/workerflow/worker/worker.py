@@ -12,14 +12,12 @@ from workerflow.codec import Stored
 from workerflow.core.execution import Execution
 from workerflow.core.instance import Instance
 from workerflow.core.load import InstanceRecord, restore
-from workerflow.core.model import TERMINAL
 from workerflow.core.request import Request, Scope
 from workerflow.core.rows import Rows
 from workerflow.effects import Effects, Timer
 from workerflow.errors import DatabaseError, EngineClosedError
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store
-from workerflow.worker.alarms import Alarms
 from workerflow.worker.attempts import Attempts
 from workerflow.worker.committer import Committer
 from workerflow.worker.deliveries import Deliveries
@@ -29,6 +27,7 @@ from workerflow.worker.mailbox import Mailbox
 from workerflow.worker.rebuilder import Rebuilder
 from workerflow.worker.registry import Registry
 from workerflow.worker.stall import StallWatcher
+from workerflow.worker.wake_ups import WakeUps
 
 _logger = logging.getLogger("workerflow")
 
@@ -36,8 +35,6 @@ SETTLE_S_MIN = 2.0
 """How long a closing engine tries to write what has happened, also when it waits for no callback."""
 LOOK_AGAIN_MS = 500
 """When an instance is tried again after the database refused a read."""
-CLAIM_MAX = 1000
-"""Instances taken up at a time, so that a crowd of due alarms does not stop the loop."""
 
 
 class Worker:
@@ -77,19 +74,18 @@ class Worker:
         self._ready: dict[int, Instance] = {}
         self._is_pump_scheduled = False
         self._is_halted = False
-        self._looks_after_commit = False
-        self._gated_deliveries: set[int] = set()
+        self.gated_deliveries: set[int] = set()
         self.inputs = Inputs()
         self._starved: dict[int, None] = {}
-        self.alarms = Alarms(effects, self._alarms_fired)
-        self._poll_timer: Timer | None = None
+        self.wake_ups = WakeUps(self, store, effects, settings)
+        self.alarms = self.wake_ups.alarms
         self._graces: dict[Instance, Timer] = {}
         self.committer = Committer(
             store, self.rows, effects, settings, incarnation,
             has_ready=lambda: bool(self._ready), on_committed=self._committed, on_nothing=self.inputs.confirm,
             on_deposed=self._deposed,
         )  # fmt: skip
-        self._hibernation = Hibernation(self, settings)
+        self.hibernation = Hibernation(self, settings)
         self._rebuilder = Rebuilder(self, store)
         self.attempts = Attempts(self, effects, settings, self.new_context)
         self.mailbox = Mailbox(self, store, effects)
@@ -107,9 +103,7 @@ class Worker:
             if instance is not None:
                 instance.delivery_ms = self.now_ms()
                 self.progressed(instance)
-        self.alarms.stored_ms = self.now_ms()
-        self._look()
-        self.poll()
+        self.wake_ups.begin()
 
     def obtain(self, key: int, *, is_takeover: bool = False) -> Instance | None:
         """The instance in memory, read from the database if needed; None if there is none."""
@@ -160,20 +154,6 @@ class Worker:
         self.committer.schedule()
         self.ready(current)
 
-    def poll(self) -> None:
-        """Look for mail and due alarms; then again after ``poll_interval_ms``."""
-        if self.is_stopping:
-            return
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-        try:
-            self._look()
-            self.attempts.report_stuck()
-        except DatabaseError as error:
-            _logger.warning("looking for mail and alarms will be tried again: %s", error)
-        finally:
-            self._poll_timer = self._effects.call_at(self.now_ms() + self._settings.poll_interval_ms, self.poll)
-
     async def stop(self) -> None:
         """Let callbacks in flight end for ``stop_grace_s``, record the others as stopped, release every instance."""
         self.is_stopping = True
@@ -202,10 +182,9 @@ class Worker:
     def _halt(self) -> None:
         self.is_stopping = self._is_halted = True
         self.committer.halt()
-        self.alarms.close()
-        for timer in (self._poll_timer, *self._graces.values()):
-            if timer is not None:
-                timer.cancel()
+        self.wake_ups.close()
+        for timer in self._graces.values():
+            timer.cancel()
         for instance in list(self.live.values()):
             for item in self.inputs.take(instance.key):
                 item.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
@@ -264,11 +243,11 @@ class Worker:
         self.when_durable(instance, self._on_status, instance, status)
         if instance.delivery_ms is not None:
             # Begun at the gate and not by the alarm, which could be sooner than the commit.
-            self._gated_deliveries.add(instance.key)
-            self.when_durable(instance, self._deliver, instance.key)
+            self.gated_deliveries.add(instance.key)
+            self.when_durable(instance, self.wake_ups.deliver, instance.key)
 
     def progressed(self, instance: Instance) -> None:
-        if instance.key in self._gated_deliveries:
+        if instance.key in self.gated_deliveries:
             return
         self.alarms.set_live(instance.key, instance.alarm_ms())
 
@@ -347,7 +326,7 @@ class Worker:
     def _drive(self, instance: Instance) -> None:
         with self._stall.driving(instance.label):
             instance.pump()
-        self._hibernation.look(instance)
+        self.hibernation.look(instance)
 
     def guarded(self, instance: Instance, action: Callable[[], object]) -> None:
         """Do something with an instance, so that no trouble of this one is trouble for another."""
@@ -374,7 +353,7 @@ class Worker:
         self.alarms.leave(instance.key, alarm_ms)
         self._ready.pop(instance.key, None)
         self._starved.pop(instance.key, None)
-        self._gated_deliveries.discard(instance.key)
+        self.gated_deliveries.discard(instance.key)
         grace = self._graces.pop(instance, None)
         if grace is not None:
             grace.cancel()
@@ -434,53 +413,6 @@ class Worker:
         # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
         instance.save_owner()
 
-    def _alarms_fired(self, now_ms: int) -> None:
-        for key in self.alarms.live.pop_due(now_ms):
-            self._alarm(key)
-        for key in self.alarms.idle.pop_due(now_ms):
-            instance = self.live.get(key)
-            if instance is not None:
-                self.guarded(instance, lambda instance=instance: self._hibernation.hibernate(instance))  # type: ignore[misc]  # the same
-        try:
-            self._claim_due()
-        except DatabaseError as error:
-            _logger.warning("looking for due alarms will be tried again: %s", error)
-        self.committer.schedule()
-
-    def _alarm(self, key: int) -> None:
-        instance = self.live.get(key)
-        if instance is None or self.is_stopping:
-            return
-        if instance.status in TERMINAL:
-            self._deliver(key)
-        else:
-            self.guarded(instance, lambda: self.apply(instance, lambda instance: instance.due(self.now_ms())))
-
-    def _deliver(self, key: int) -> None:
-        self._gated_deliveries.discard(key)
-        instance = self.live.get(key)
-        if instance is not None and not self.is_stopping:
-            self.deliveries.deliver(instance)
-
-    def _look(self) -> None:
-        if self.mailbox.take_all(CLAIM_MAX):
-            self._looks_after_commit = True
-        self._claim_due()
-
-    def _claim_due(self) -> None:
-        now_ms = self.now_ms()
-        if self.is_stopping or not self.alarms.is_stored_due(now_ms):
-            return
-        due = self._store.due(now_ms, CLAIM_MAX)
-        taken = [key for key in due if key not in self.live]
-        for key in taken:
-            self.obtain(key)
-        has_more = len(due) == CLAIM_MAX
-        # All of these may have been taken before, without being marked as owned yet: a commit will change that.
-        self._looks_after_commit |= has_more and not taken
-        self.alarms.stored_ms = now_ms if has_more and taken else self._store.next_alarm(now_ms)
-        self.alarms.arm()
-
     def _finish(self, instance: Instance) -> None:
         del self._graces[instance]
         self.guarded(instance, lambda: self.apply(instance, Instance.finish))
@@ -490,10 +422,7 @@ class Worker:
         for key, reason in batch.refused.items():
             self._rebuilder.refused(key, reason)
         self._rebuilder.confirm(batch)
-        if self._looks_after_commit:
-            self._looks_after_commit = False
-            self.alarms.stored_ms = self.now_ms()
-            self._effects.call_at(self.now_ms(), self.poll)
+        self.wake_ups.after_commit()
 
     def _deposed(self, error: DeposedError) -> None:
         _logger.critical("this engine has lost its database and stops: %s", error)
