@@ -45,7 +45,11 @@ class Stepping:
 
     def is_busy(self) -> bool:
         """Whether there is something to do that no deadline or event will bring about."""
-        return bool(self._queued or self._starved or self.nesting.fresh or self._is_pass_over) or self.execution is None
+        execution = self.execution
+        if execution is None or self._is_pass_over:
+            return True
+        waiting = self._queued or self._starved or self.nesting.fresh or execution.fresh
+        return bool(waiting) or execution.has_outcome()
 
     def pump(self) -> None:
         """Deliver every recorded outcome, then carry out what is asked for."""

@@ -324,6 +324,8 @@ class Worker:
         self.committer.schedule()
 
     def _drive(self, instance: Instance) -> None:
+        # A drive may start a callback, and a started attempt must have an owner in the same batch.
+        self.wake(instance)
         with self._stall.driving(instance.label):
             instance.pump()
         self.hibernation.look(instance)
