@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from workerflow import (
     DefinitionError,
     Engine,
     RetryPolicy,
+    RunStep,
     Settings,
     WorkflowDefinition,
     WorkflowError,
+    WorkflowHandle,
     WorkflowRuntime,
 )
 from workerflow.testing import SimulatedEngine
@@ -50,6 +53,11 @@ GOOD_IDS = {
 def rows(engine: Engine) -> dict[str, int]:
     """How many rows each table has, in committed state."""
     return {table: query(engine, f"select count(*) from {table}")[0][0] for table in TABLES}
+
+
+async def run_steps(handle: WorkflowHandle[Any]) -> list[RunStep]:
+    """The run steps of an instance, in creation order."""
+    return [step for step in await handle.steps() if isinstance(step, RunStep)]
 
 
 async def nothing(*arguments: Any) -> None:
@@ -141,37 +149,37 @@ async def test_every_printable_id_and_name_of_up_to_500_characters_works(text):
 # What is registered.
 
 
-class Plain(WorkflowDefinition):
-    def execute(self):  # type: ignore[override]
+class Plain(WorkflowDefinition[Any, Any]):
+    def execute(self):
         return 1
 
 
-class Generator(WorkflowDefinition):
-    async def execute(self):  # type: ignore[override]
+class Generator(WorkflowDefinition[Any, Any]):
+    async def execute(self):
         yield 1
 
 
-class WithoutExecute(WorkflowDefinition):
+class WithoutExecute(WorkflowDefinition[Any, Any]):
     pass
 
 
-class NotAFunction(WorkflowDefinition):
+class NotAFunction(WorkflowDefinition[Any, Any]):
     execute = 5  # type: ignore[assignment]
 
 
-class TakesAnArgument(WorkflowDefinition):
+class TakesAnArgument(WorkflowDefinition[Any, Any]):
     async def execute(self, order):  # type: ignore[override]
         return order
 
 
-class TakesAKeyword(WorkflowDefinition):
+class TakesAKeyword(WorkflowDefinition[Any, Any]):
     async def execute(self, *, order):  # type: ignore[override]
         return order
 
 
-class Static(WorkflowDefinition):
+class Static(WorkflowDefinition[Any, Any]):
     @staticmethod
-    async def execute():  # type: ignore[override]
+    async def execute():
         return 1
 
 
@@ -180,31 +188,31 @@ class UnknownInputType(WorkflowDefinition["Missing", int]):  # type: ignore[name
         return 1
 
 
-class InputWithoutJson(WorkflowDefinition[threading.Lock, int]):  # type: ignore[valid-type]
+class InputWithoutJson(WorkflowDefinition[threading.Lock, int]):
     async def execute(self) -> int:
         return 1
 
 
-class WithoutDefinition(WorkflowRuntime):
+class WithoutDefinition(WorkflowRuntime[Any, Any]):
     pass
 
 
-class DefinitionIsNoClass(WorkflowRuntime):
+class DefinitionIsNoClass(WorkflowRuntime[Any, Any]):
     definition = Good()  # type: ignore[assignment]
 
 
-class DefinitionIsNoDefinition(WorkflowRuntime):
+class DefinitionIsNoDefinition(WorkflowRuntime[Any, Any]):
     definition = WithoutExecute
 
 
-class AsyncStatusHook(WorkflowRuntime):
+class AsyncStatusHook(WorkflowRuntime[Any, Any]):
     definition = Good
 
     async def on_status_change(self, status: str) -> None:  # type: ignore[override]
         """Nobody would await it."""
 
 
-class PlainCompletion(WorkflowRuntime):
+class PlainCompletion(WorkflowRuntime[Any, Any]):
     definition = Good
 
     def completion(self, event: Any) -> None:  # type: ignore[override]
@@ -296,7 +304,7 @@ def test_bad_arguments_of_an_engine_are_refused(make, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-NUMBERS = [name for name in Settings.__slots__ if name != "synchronous"]  # type: ignore[attr-defined]
+NUMBERS = [name for name in Settings.__slots__ if name != "synchronous"]
 COUNTS = [name for name in NUMBERS if not name.endswith(("_s", "inline_commit_ms"))]
 NO_NUMBERS = [math.nan, math.inf, -1, -0.5, 1e300, 10**400, True, None, "fast", "5", timedelta(seconds=1), [1]]
 
@@ -305,7 +313,7 @@ NO_NUMBERS = [math.nan, math.inf, -1, -0.5, 1e300, 10**400, True, None, "fast", 
 def test_settings_out_of_range_are_refused(name):
     for value in (*NO_NUMBERS, *([1.5] if name in COUNTS else [])):
         with pytest.raises(DefinitionError, match=f"{name}=") as caught:
-            Settings(**{name: value})
+            Settings(**{name: value})  # type: ignore[arg-type]
         assert repr(value) in str(caught.value)
 
 
@@ -377,10 +385,6 @@ async def test_a_reason_that_is_no_text_is_refused_and_cancels_nothing(reason):
 # The verbs of a definition.
 
 BAD_CALLS: dict[str, Callable[[Any], Any]] = {
-    **{f"run-id-{name}": lambda self, text=text: self.run(text, nothing) for name, text in BAD_IDS.items()},
-    **{f"sleep-id-{name}": lambda self, text=text: self.sleep(text, 1) for name, text in BAD_IDS.items()},
-    **{f"wait-id-{name}": lambda self, text=text: self.wait(text, "paid") for name, text in BAD_IDS.items()},
-    **{f"wait-event-{name}": lambda self, text=text: self.wait("a", text) for name, text in BAD_IDS.items()},
     "run-callback-number": lambda self: self.run("a", 5),
     "run-callback-none": lambda self: self.run("a", None),
     "run-callback-text": lambda self: self.run("a", "nothing"),
@@ -437,6 +441,13 @@ BAD_CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+for _name, _text in BAD_IDS.items():
+    BAD_CALLS[f"run-id-{_name}"] = partial(lambda text, self: self.run(text, nothing), _text)
+    BAD_CALLS[f"sleep-id-{_name}"] = partial(lambda text, self: self.sleep(text, 1), _text)
+    BAD_CALLS[f"wait-id-{_name}"] = partial(lambda text, self: self.wait(text, "paid"), _text)
+    BAD_CALLS[f"wait-event-{_name}"] = partial(lambda text, self: self.wait("a", text), _text)
+
+
 def refusal(self: Any, name: str) -> str:
     """What the call raises, which must be before anything is awaited."""
     try:
@@ -486,6 +497,7 @@ async def test_a_bad_argument_that_nobody_catches_fails_the_workflow_once_and_sa
 
     async with started(Careless, **mode) as (_, handle):
         failure = (await handle.info()).failure
+        assert failure is not None
         assert (await handle.status(), failure.name) == ("failed", "DefinitionError")
         assert "sleep 'nap': -5" in failure.message
         assert [step.id for step in await handle.steps()] == ["fine"]
@@ -504,7 +516,7 @@ async def test_a_bad_argument_in_a_callback_fails_the_step_without_a_retry():
         await self.run("outer", callback, max_attempts=5)
 
     async with started(Careless) as (_, handle):
-        (step,) = await handle.steps()
+        (step,) = await run_steps(handle)
         assert [(attempt.state, attempt.error_name) for attempt in step.attempts] == [("failed", "DefinitionError")]
         assert (len(calls), await handle.status()) == (1, "failed")
 
@@ -619,7 +631,7 @@ async def test_a_predicate_of_a_retry_policy_that_raises_fails_the_step_and_keep
         await self.run("step", fails, retry=RetryPolicy(retry_on=predicate))
 
     async with started(Careless) as (_, handle):
-        (step,) = await handle.steps()
+        (step,) = await run_steps(handle)
         assert [attempt.error_message for attempt in step.attempts] == ["ValueError: not now"]
         assert await handle.status() == "failed"
 

@@ -525,7 +525,7 @@ async def test_five_hundred_races_in_one_run_have_the_same_winners_on_replay() -
 
     @definition
     async def Races(self: Any) -> None:
-        won = []
+        won: list[str] = []
         winners.append(won)
         for number in range(500):
             steps = {self.run(f"{name}-{number}", call, name): name for name in ("a", "b", "c")}

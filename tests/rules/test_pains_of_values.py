@@ -33,10 +33,12 @@ from workerflow import (
     InvalidValueError,
     MaxAttemptsExceededError,
     NonRetryableStepError,
+    RunStep,
     Settings,
     WorkflowCancelledError,
     WorkflowDefinition,
     WorkflowFailedError,
+    WorkflowHandle,
 )
 from workerflow.store.base import DeposedError, StoreBusyError
 from workerflow.testing import SimulatedEngine
@@ -175,6 +177,16 @@ def is_same(value: Any, again: Any) -> bool:
     return bool(value == again)
 
 
+async def run_steps(handle: WorkflowHandle[Any]) -> list[RunStep]:
+    """The run steps of an instance, in creation order."""
+    return [step for step in await handle.steps() if isinstance(step, RunStep)]
+
+
+def message_of(step: RunStep) -> str:
+    """What the first attempt failed with."""
+    return str(step.attempts[0].error_message)
+
+
 async def refusal(call: Awaitable[Any]) -> str:
     """The message and path with which a value is refused; empty when it is not."""
     try:
@@ -185,7 +197,7 @@ async def refusal(call: Awaitable[Any]) -> str:
 
 
 async def as_input(make: Make, engine: SimulatedEngine, seen: list[Any]) -> bool:
-    handle = engine.get("AsInput", "instance-1")
+    handle: WorkflowHandle[Any] = engine.get("AsInput", "instance-1")
     message = await refusal(handle.create(make()))
     assert "input of workflow 'AsInput' instance 'instance-1'" in message or not message
     assert bool(message) == (await engine.list("AsInput") == [])
@@ -193,7 +205,7 @@ async def as_input(make: Make, engine: SimulatedEngine, seen: list[Any]) -> bool
 
 
 async def as_payload(make: Make, engine: SimulatedEngine, seen: list[Any]) -> bool:
-    handle = engine.get("AsPayload", "instance-1")
+    handle: WorkflowHandle[Any] = engine.get("AsPayload", "instance-1")
     await handle.create()
     await engine.run_until_idle()
     message = await refusal(handle.send("given", make()))
@@ -203,23 +215,23 @@ async def as_payload(make: Make, engine: SimulatedEngine, seen: list[Any]) -> bo
 
 
 async def as_step_result(make: Make, engine: SimulatedEngine, seen: list[Any]) -> bool:
-    handle = engine.get("AsStepResult", "instance-1")
+    handle: WorkflowHandle[Any] = engine.get("AsStepResult", "instance-1")
     await handle.create()
     await engine.run_until_idle()
-    (step, *_) = await handle.steps()
+    (step,) = await run_steps(handle)
     if states(step) == ["succeeded"]:
         return True
     # At once and without a retry: the callback would give the same value again.
     (attempt,) = step.attempts
     assert (attempt.state, attempt.error_name, attempt.next_attempt_at) == ("failed", "NonRetryableStepError", None)
-    assert "result of step 'give'" in attempt.error_message
-    assert "(at $" in attempt.error_message
+    assert "result of step 'give'" in message_of(step)
+    assert "(at $" in message_of(step)
     assert await handle.status() == "failed"
     return False
 
 
 async def as_result(make: Make, engine: SimulatedEngine, seen: list[Any]) -> bool:
-    handle = engine.get("AsResult", "instance-1")
+    handle: WorkflowHandle[Any] = engine.get("AsResult", "instance-1")
     await handle.create()
     await engine.run_until_idle()
     if await handle.status() == "completed":
@@ -333,7 +345,7 @@ async def test_a_value_of_a_declared_type_has_it_on_the_first_execution_and_afte
 @async_test
 async def test_what_the_caller_does_to_a_value_afterwards_changes_nothing() -> None:
     seen: list[Any] = []
-    handed: list[Any] = []
+    handed: list[list[Any]] = []
 
     @definition
     async def Keeper(self: Any) -> None:
@@ -412,12 +424,12 @@ async def over_limit(value: Any) -> dict[str, str]:
 
 
 async def _is_refused_with_limit(engine: SimulatedEngine, workflow: str, said: dict[str, str]) -> bool:
-    handle = engine.get(workflow, "instance-1")
+    handle: WorkflowHandle[Any] = engine.get(workflow, "instance-1")
     await handle.create()
     await engine.run_until_idle()
     failure = (await handle.info()).failure
-    steps: list[Any] = list(await handle.steps())
-    said[workflow] = (steps[0].attempts[0].error_message if steps else failure and failure.message) or "accepted"
+    steps = await run_steps(handle)
+    said[workflow] = (message_of(steps[0]) if steps else failure and failure.message) or "accepted"
     return await handle.status() != "failed"
 
 
@@ -522,9 +534,9 @@ async def test_a_non_retryable_error_stays_one_whatever_it_carries(make: Make, t
         return "compensated"
 
     async with started(Charge) as (engine, handle):
-        (step, _) = await handle.steps()
+        (step,) = await run_steps(handle)
         assert [(attempt.state, attempt.next_attempt_at) for attempt in step.attempts] == [("failed", None)]
-        assert text in step.attempts[0].error_message
+        assert text in message_of(step)
         await engine.crash()
         await handle.send("end")
         assert await handle.result(timeout=5) == "compensated"
@@ -674,9 +686,9 @@ async def test_an_error_that_cannot_be_read_is_recorded_all_the_same(make: Make,
             with pytest.raises(WorkflowFailedError):
                 await handle.result(timeout=5)
         else:
-            (step, _) = await handle.steps()
+            (step,) = await run_steps(handle)
             assert [attempt.state for attempt in step.attempts] == ["failed", "failed"]
-            assert all(attempt.error_message.startswith(text) for attempt in step.attempts)
+            assert all(str(attempt.error_message).startswith(text) for attempt in step.attempts)
             assert len(calls) == 2
             await engine.crash()
             await handle.send("end")
@@ -695,9 +707,9 @@ async def test_a_callback_that_runs_out_of_an_iterator_has_failed_and_nothing_ha
         await self.run("step", plain, max_attempts=1)
 
     async with started(Careless) as (_, handle):
-        (step,) = await handle.steps()
+        (step,) = await run_steps(handle)
         assert [attempt.state for attempt in step.attempts] == ["failed"]
-        assert "StopIteration" in step.attempts[0].error_message
+        assert "StopIteration" in message_of(step)
         assert await handle.status() == "failed"
 
 
@@ -711,8 +723,8 @@ async def test_an_error_with_a_huge_text_is_recorded_in_short() -> None:
         await self.run("step", step, max_attempts=1)
 
     async with started(Careless) as (engine, handle):
-        (step,) = await handle.steps()
-        assert step.attempts[0].error_message.startswith("ValueError: ('begin xxx")
+        (step,) = await run_steps(handle)
+        assert message_of(step).startswith("ValueError: ('begin xxx")
         assert await handle.status() == "failed"
         assert await stored_bytes(engine) < 5_000_000
 
@@ -790,8 +802,8 @@ async def test_an_error_whose_class_was_deleted_since_is_read_as_a_record_and_ev
         await handle.send("end")
         branch = await handle.result(timeout=5)
         assert branch == ("non-retryable" if base == "NonRetryableStepError" else "exhausted: Declined: no")
-        (step, _) = await handle.steps()
-        assert step.attempts[0].error_message == "Declined: no"
+        (step,) = await run_steps(handle)
+        assert message_of(step) == "Declined: no"
         assert len(await engine.list()) == 1
     del sys.modules["changing_errors"]
 
@@ -850,10 +862,10 @@ async def test_a_callback_may_be_any_callable_and_what_is_none_fails_its_step_at
         return await self.run("step", callback)
 
     async with started(Caller) as (_, handle):
-        (step,) = await handle.steps()
+        (step,) = await run_steps(handle)
         if result is None:
             assert states(step) == ["failed"]
-            assert "generator" in step.attempts[0].error_message
+            assert "generator" in message_of(step)
         else:
             assert states(step) == ["succeeded"]
             assert await handle.result(timeout=5) == result
