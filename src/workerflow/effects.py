@@ -11,6 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -78,6 +79,16 @@ class _WallTimer:
 
     def cancel(self) -> None:
         self._handle.cancel()
+
+
+async def wait_until(effects: Effects, at_ms: int) -> None:
+    """Return when the wall clock has reached *at_ms*."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = effects.call_at(at_ms, partial(set_done, done))
+    try:
+        await done
+    finally:
+        timer.cancel()
 
 
 def set_done(future: asyncio.Future[None]) -> None:

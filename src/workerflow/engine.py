@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from workerflow.core.instance import Instance
 from workerflow.core.model import InstanceSummary, Status, optional_datetime, to_datetime, to_milliseconds
 from workerflow.definition import WorkflowDefinition, checked_id
-from workerflow.effects import Effects, SystemEffects, set_done
+from workerflow.effects import Effects, SystemEffects, set_done, wait_until
 from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError
 from workerflow.handle import WorkflowHandle
 from workerflow.runtime import WorkflowRuntime
@@ -192,7 +192,7 @@ class Engine:
             except DatabaseLockedError:
                 if waited_s >= self._settings.lock_timeout_s:
                     raise
-            await self._after(LOCK_LOOK_AGAIN_MS)
+            await wait_until(self._effects, self._effects.now_ms() + LOCK_LOOK_AGAIN_MS)
 
     def _open_now(self, store: SqliteStore) -> int:
         now_ms = self._effects.now_ms()
@@ -314,11 +314,6 @@ class Engine:
         waiting.discard(change)
         if not waiting:
             self._changes.pop(name, None)
-
-    async def _after(self, milliseconds: int) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._effects.call_at(self._effects.now_ms() + milliseconds, functools.partial(set_done, done))
-        await done
 
     def _failed(self, error: BaseException) -> None:
         self._failure = EngineClosedError(f"the engine on {self.url} stopped: {error!r}")

@@ -162,11 +162,6 @@ class BodyLoop(asyncio.AbstractEventLoop):
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
 
-    @property
-    def is_driving(self) -> bool:
-        """Whether the body's code is running right now."""
-        return self._is_driving
-
     def discard(self) -> list[str]:
         """Cancel every task, give them three rounds to end, silence what is left, and name what clings."""
         for _ in range(3):

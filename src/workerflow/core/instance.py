@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workerflow.core.deadlines import Deadlines
 from workerflow.core.execution import Execution
 from workerflow.core.failure import ABANDONED, CANCELLED, Failure
 from workerflow.core.journal import Inbound, Journal
+from workerflow.core.load import Progress
 from workerflow.core.model import LEGAL_TRANSITIONS, TERMINAL, Status
+from workerflow.core.outcomes import Ending
 from workerflow.core.request import Request, Scope
 from workerflow.core.rows import Rows
 from workerflow.core.stepping import Stepping
@@ -81,14 +83,6 @@ class Host(Protocol):
         ...
 
 
-class Ending(NamedTuple):
-    """How ``execute()`` ended."""
-
-    status: Status
-    result_json: str | None = None
-    failure: Failure | None = None
-
-
 class Instance:
     """One instance. ``definition`` is None when its class is not registered here."""
 
@@ -121,7 +115,7 @@ class Instance:
         self.deadlines: Deadlines[str] = Deadlines()
         self.ending: Ending | None = None
         self.stepping = Stepping(self)
-        self.progress: tuple[Any, ...] = (None, None, 0, None, None)
+        self.progress = Progress()
         self.is_discarded = False
         self.delivery_attempts = 0
         self.delivery_ms: int | None = None
@@ -248,6 +242,14 @@ class Instance:
         """Take a request of an async callback."""
         return self.stepping.nesting.ask(request, scope, loop)
 
+    def is_parked(self, scope: Scope) -> bool:
+        """Whether this callback waits for a nested step of its own."""
+        return self.stepping.nesting.is_parked(scope)
+
+    def interrupt(self, scope: Scope) -> None:
+        """A graceful stop ends this callback: the try is recorded."""
+        self.host.apply(self, lambda instance: instance.stepping.interrupt(scope))
+
     def nested_is_done(self, request: Request) -> None:
         """The future of a nested request is done; when the callback cancelled it, its step is abandoned."""
         if self.stepping.nesting.forget(request):
@@ -275,15 +277,15 @@ class Instance:
 
     def save_progress(self) -> None:
         """Append the row of alarm, owner, recoveries and hold, if any of it has changed."""
-        progress = (self.alarm_ms(), self.owner, self.recoveries, self.held_reason, self.held_ms)
-        if progress != self.progress:
-            self.progress = progress
-            self.host.rows.instance_progress.append((self.key, *progress))
+        self._save_progress(self.alarm_ms())
         self.host.progressed(self)
 
     def save_owner(self) -> None:
-        """Append the same row with the stored alarm as it is: after loading, the deadlines are not known yet."""
-        progress = (self.progress[0], self.owner, self.recoveries, self.held_reason, self.held_ms)
+        """The same with the stored alarm as it is: after loading, the deadlines are not known yet."""
+        self._save_progress(self.progress.alarm_ms)
+
+    def _save_progress(self, alarm_ms: int | None) -> None:
+        progress = Progress(alarm_ms, self.owner, self.recoveries, self.held_reason, self.held_ms)
         if progress != self.progress:
             self.progress = progress
             self.host.rows.instance_progress.append((self.key, *progress))

@@ -183,29 +183,28 @@ class Journal:
         step.sequence = self._next_sequence()
         self.rows.attempt_end.append(self._end_row(step, attempt))
 
-    def fail(
-        self,
-        step: JournalStep,
-        attempt: Attempt,
-        failure: Failure,
-        now_ms: int,
-        next_ms: int | None,
-        *,
-        counts: bool = True,
-        is_outcome: bool = True,
-        is_cut: bool = False,
-    ) -> None:
-        """End an attempt badly. Without *next_ms* that is the step's outcome, unless *is_outcome* says otherwise."""
-        self._require_started(step, attempt)
-        attempt.state = "failed"
-        attempt.failure = failure
-        attempt.ended_ms = max(now_ms, attempt.started_ms)
+    def fail(self, step: JournalStep, attempt: Attempt, failure: Failure, now_ms: int, next_ms: int | None) -> None:
+        """End an attempt badly. Without *next_ms* that is the step's outcome."""
+        self._end_badly(step, attempt, failure, now_ms)
         attempt.next_ms = next_ms
-        attempt.counts = int(counts)
-        step.counted -= not counts
-        if next_ms is None and is_outcome:
+        if next_ms is None:
             step.sequence = self._next_sequence()
-        (self.rows.attempt_cut if is_cut else self.rows.attempt_end).append(self._end_row(step, attempt))
+        self.rows.attempt_end.append(self._end_row(step, attempt))
+
+    def cut(self, step: JournalStep, failure: Failure, now_ms: int, *, is_final: bool = False) -> None:
+        """End the attempt in flight from outside: it does not count and is no outcome, unless *is_final*.
+
+        Its rows are a list of their own: the attempt may have begun in the same batch, and a start is written after
+        the ends that made room for it.
+        """
+        attempt = step.attempts[-1]
+        self._end_badly(step, attempt, failure, now_ms)
+        if is_final:
+            step.sequence = self._next_sequence()
+        else:
+            attempt.counts = 0
+            step.counted -= 1
+        self.rows.attempt_cut.append(self._end_row(step, attempt))
 
     def resolve(self, step: JournalStep, state: str, now_ms: int) -> None:
         """Move a sleep or a wait from waiting to its last state."""
@@ -254,6 +253,12 @@ class Journal:
     def _next_sequence(self) -> int:
         self.next_sequence += 1
         return self.next_sequence - 1
+
+    def _end_badly(self, step: JournalStep, attempt: Attempt, failure: Failure, now_ms: int) -> None:
+        self._require_started(step, attempt)
+        attempt.state = "failed"
+        attempt.failure = failure
+        attempt.ended_ms = max(now_ms, attempt.started_ms)
 
     def _require_started(self, step: JournalStep, attempt: Attempt) -> None:
         if attempt.state != "started":

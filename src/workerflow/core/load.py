@@ -93,6 +93,16 @@ class LifecycleRow(NamedTuple):
     reason: str | None
 
 
+class Progress(NamedTuple):
+    """What is stored for taking an instance up again."""
+
+    alarm_ms: int | None = None
+    owner: int | None = None
+    recoveries: int = 0
+    held_reason: str | None = None
+    held_ms: int | None = None
+
+
 class DeliveryRow(NamedTuple):
     """One row of ``deliveries`` without its instance's key."""
 
@@ -121,7 +131,7 @@ def restore(instance: Instance, record: InstanceRecord) -> None:
     instance.held_reason, instance.held_ms = row.held_reason, row.held_at
     instance.recoveries = row.recoveries
     instance.owner = row.owner
-    instance.progress = (row.alarm_at, row.owner, row.recoveries, row.held_reason, row.held_at)
+    instance.progress = Progress(row.alarm_at, row.owner, row.recoveries, row.held_reason, row.held_at)
     instance.lifecycle_count = len(record.lifecycle)
     instance.started_ms = next((event.recorded_at for event in record.lifecycle if event.type == "started"), 0)
     if record.delivery is not None and record.delivery.delivered_at is None:

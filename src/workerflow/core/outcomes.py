@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from workerflow.core.failure import Failure, describe, rebuild
 from workerflow.core.journal import Attempt, JournalStep
+from workerflow.core.model import Status
 from workerflow.core.request import Request
 from workerflow.errors import (
     DefinitionError,
@@ -14,6 +15,14 @@ from workerflow.errors import (
     NonRetryableStepError,
     WaitTimeoutError,
 )
+
+
+class Ending(NamedTuple):
+    """How ``execute()`` ended."""
+
+    status: Status
+    result_json: str | None = None
+    failure: Failure | None = None
 
 
 def outcome_of(request: Request, step: JournalStep, values: dict[str, Any]) -> tuple[Any, BaseException | None]:

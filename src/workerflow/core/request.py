@@ -23,6 +23,14 @@ class NestingPort(Protocol):
         """Take a request and give the future of its outcome."""
         ...
 
+    def is_parked(self, scope: Scope) -> bool:
+        """Whether this callback waits for a nested step of its own."""
+        ...
+
+    def interrupt(self, scope: Scope) -> None:
+        """A graceful stop ends this callback."""
+        ...
+
     def nested_is_done(self, request: Request) -> None:
         """The future of a nested request is done."""
         ...

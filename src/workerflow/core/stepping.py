@@ -17,7 +17,7 @@ from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, de
 from workerflow.core.journal import Attempt, JournalStep
 from workerflow.core.model import TIME_MAX_MS
 from workerflow.core.nesting import Nesting
-from workerflow.core.outcomes import is_retryable, outcome_ms, outcome_of, plain_failure, stuck_failure
+from workerflow.core.outcomes import Ending, is_retryable, outcome_ms, outcome_of, plain_failure, stuck_failure
 from workerflow.core.request import Request, Scope
 from workerflow.definition import declared_types
 from workerflow.errors import DatabaseError, InvalidValueError
@@ -160,7 +160,7 @@ class Stepping:
         step, attempt = self._take(scope)
         if attempt is not None:
             is_final, now_ms = scope.request.at_most_once, self._host.now_ms()
-            self._journal.fail(step, attempt, STOPPED, now_ms, None, counts=is_final, is_outcome=is_final, is_cut=True)
+            self._journal.cut(step, STOPPED, now_ms, is_final=is_final)
             if is_final:
                 self._has_outcome(scope.request, step)
             else:
@@ -191,7 +191,7 @@ class Stepping:
             self._cut(scope, cut, now_ms)
         for step in self._journal.steps.values():
             if step.in_flight is not None:  # Its callback has ended already, or its process is gone.
-                self._journal.fail(step, step.in_flight, cut, now_ms, None, counts=False, is_outcome=False, is_cut=True)
+                self._journal.cut(step, cut, now_ms)
         self.drop_body()
 
     def drop_body(self) -> None:
@@ -229,8 +229,6 @@ class Stepping:
         return self.execution
 
     def _end(self, execution: Execution) -> None:
-        from workerflow.core.instance import Ending  # the two classes are halves of one whole
-
         instance = self._instance
         assert instance.definition is not None
         try:
@@ -434,9 +432,7 @@ class Stepping:
         if scope is not None:
             self._cut(scope, ABANDONED, now_ms)
         elif step.in_flight is not None:
-            self._journal.fail(
-                step, step.in_flight, ABANDONED, now_ms, None, counts=False, is_outcome=False, is_cut=True
-            )
+            self._journal.cut(step, ABANDONED, now_ms)
         if step.abandoned_ms is None:
             self._journal.abandon(step, now_ms)
         for child in step.children:
@@ -446,7 +442,7 @@ class Stepping:
         step, attempt = self._take(scope)
         self._host.stop_callback(scope)
         if attempt is not None:
-            self._journal.fail(step, attempt, failure, now_ms, None, counts=False, is_outcome=False, is_cut=True)
+            self._journal.cut(step, failure, now_ms)
 
     def _take(self, scope: Scope) -> tuple[JournalStep, Attempt | None]:
         """The attempt of a callback that ends now; no attempt when it has ended before (the outcome is too late)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from workerflow.core.load import InstanceRecord, InstanceRow
 from workerflow.core.rows import Rows
@@ -18,12 +18,15 @@ class StoreBusyError(DatabaseLockedError):
     """A foreign transaction holds the database; nothing was written."""
 
 
+MailKind = Literal["create", "event", "pause", "resume", "cancel"]
+
+
 class Mail(NamedTuple):
     """A command or event from another process."""
 
     mail_id: int
     key: int
-    kind: str
+    kind: MailKind
     name: str | None
     payload: str | None
     event_id: str | None

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from workerflow.core.rows import Rows
-from workerflow.effects import Effects, set_done
+from workerflow.effects import Effects, set_done, wait_until
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store, StoreBusyError
 
@@ -25,9 +24,10 @@ _logger = logging.getLogger("workerflow")
 DEFERRALS_MAX = 100
 """Rounds that a flush waits for pending drives: a workflow that never stops driving must not hold up the others."""
 BACK_OFF_MS = (50, 100, 200, 500, 1000, 2000, 5000)
+"""Pauses between tries to write a batch, the last one for ever: a disk that was freed is found within seconds."""
 BUSY_WAIT_MS = 1000
 """How long one try waits for a foreign transaction: closing the engine waits for the try."""
-CAUTION = 0.2
+NEWEST_WEIGHT = 0.2
 """Weight of the newest commit in the average that decides between inline and thread."""
 
 
@@ -189,25 +189,18 @@ class Committer:
             except Exception as error:  # The same.
                 is_unknown = True
                 _logger.error("batch %d is not durable yet, trying again: %s", batch.number, error)
-            await self._pause(BACK_OFF_MS[min(failures, len(BACK_OFF_MS) - 1)])
+            pause_ms = BACK_OFF_MS[min(failures, len(BACK_OFF_MS) - 1)]
+            await wait_until(self._effects, self._effects.now_ms() + pause_ms)
             failures += 1
 
     def _timed_commit(self, batch: Batch, busy_timeout_ms: int) -> None:
         began = self._effects.monotonic_s()
         self._store.commit(batch, busy_timeout_ms=busy_timeout_ms)
         took_ms = (self._effects.monotonic_s() - began) * 1000
-        self._average_ms += CAUTION * (took_ms - self._average_ms)
+        self._average_ms += NEWEST_WEIGHT * (took_ms - self._average_ms)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self._loop.run_in_executor(self._thread, function, *arguments)
-
-    async def _pause(self, milliseconds: int) -> None:
-        done: asyncio.Future[None] = self._loop.create_future()
-        timer = self._effects.call_at(self._effects.now_ms() + milliseconds, functools.partial(set_done, done))
-        try:
-            await done
-        finally:
-            timer.cancel()
 
     def _finish(self, batch: Batch, gates: list[Gate]) -> None:
         self._on_committed(batch)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from workerflow.core.failure import describe
@@ -11,7 +13,6 @@ from workerflow.core.instance import Instance
 from workerflow.core.model import WorkflowCompletionEvent
 from workerflow.errors import DefinitionError
 from workerflow.runtime import WorkflowRuntime
-from workerflow.worker.registry import Registry
 
 _logger = logging.getLogger("workerflow")
 
@@ -19,19 +20,19 @@ _logger = logging.getLogger("workerflow")
 class DeliveryHost(Protocol):
     """What deliveries need of the worker."""
 
-    def apply(self, instance: Instance, action: Any) -> None: ...
-    def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
+    def apply(self, instance: Instance, action: Callable[[Instance], object]) -> None: ...
+    def when_durable(self, instance: Instance, effect: Callable[..., object], *arguments: Any) -> None: ...
     def runtime_of(self, instance: Instance) -> WorkflowRuntime[Any, Any]: ...
     def process_interrupted(self, error: KeyboardInterrupt) -> None: ...
-    def new_context(self) -> Any: ...
+    def new_context(self) -> contextvars.Context: ...
 
 
 class Deliveries:
     """The deliveries of one worker. Before a handler runs, its try and its lease are durable."""
 
-    def __init__(self, host: DeliveryHost, registry: Registry, lease_ms: int) -> None:
+    def __init__(self, host: DeliveryHost, lease_ms: int, close_s: float) -> None:
         self._host = host
-        self._registry = registry
+        self._close_s = close_s
         self._lease_ms = lease_ms
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._is_closed = False
@@ -61,7 +62,7 @@ class Deliveries:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2)
+            await asyncio.wait(self._tasks, timeout=self._close_s)
 
     def _start(self, instance: Instance, delivery_id: str) -> None:
         task = asyncio.get_running_loop().create_task(

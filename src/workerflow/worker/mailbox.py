@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from workerflow.core.instance import Instance
 from workerflow.core.journal import Inbound
 from workerflow.core.model import Receipt
+from workerflow.core.rows import Rows
 from workerflow.effects import Effects
 from workerflow.errors import WorkflowError
 from workerflow.store.base import Mail, Store
+from workerflow.worker.residents import Residents
 
 
 class MailHost(Protocol):
     """What the mailbox needs of the worker."""
 
-    rows: Any
+    rows: Rows
+    residents: Residents
 
-    def obtain(self, key: int) -> Instance | None: ...
-    def guarded(self, instance: Instance, action: Any) -> None: ...
+    def guarded(self, instance: Instance, action: Callable[[], object]) -> None: ...
     def wake(self, instance: Instance) -> None: ...
     def ready(self, instance: Instance) -> None: ...
-    def when_durable(self, instance: Instance, effect: Any, *arguments: Any) -> None: ...
+    def when_durable(self, instance: Instance, effect: Callable[..., object], *arguments: Any) -> None: ...
 
 
 class Mailbox:
@@ -39,7 +42,7 @@ class Mailbox:
         """Apply what has come for any instance; whether there may be more, which a commit will bring to light."""
         mails = self._store.untaken_mail(limit)
         for mail in mails:
-            instance = self._host.obtain(mail.key)
+            instance = self._host.residents.obtain(mail.key)
             if instance is not None and not instance.is_discarded:
                 self._host.guarded(instance, partial(self._take, instance, mail))
         return len(mails) == limit
@@ -76,11 +79,13 @@ class Mailbox:
                 instance.pause()
             case "cancel":
                 instance.cancel(mail.reason)
-            case _:
+            case "resume":
                 try:
                     instance.resume()
                 except WorkflowError as error:
                     return f"refused: {error}"
+            case other:
+                assert_never(other)
         return "done"
 
 

@@ -17,7 +17,7 @@ from workerflow.definition import checked_id, declared_types
 from workerflow.effects import Effects
 from workerflow.errors import DefinitionError, InvalidValueError, WorkflowStateError
 from workerflow.settings import Settings
-from workerflow.store.base import Mail, Store
+from workerflow.store.base import Mail, MailKind, Store
 from workerflow.worker.mailbox import receive
 from workerflow.worker.registry import Registered
 from workerflow.worker.worker import Worker
@@ -115,11 +115,11 @@ class LocalPort(Port):
         return Receipt.queued if instance.is_unused(event_row) else Receipt.used
 
     async def pause(self) -> None:
-        if self._worker.find(self._entry.name, self._id) is not None:
+        if self._worker.residents.find(self._entry.name, self._id) is not None:
             await self._do(Instance.pause)
 
     async def resume(self) -> None:
-        if self._worker.find(self._entry.name, self._id) is None:
+        if self._worker.residents.find(self._entry.name, self._id) is None:
             raise not_resumable("pending")
         await self._do(Instance.resume)
 
@@ -139,7 +139,7 @@ class LocalPort(Port):
                 return
             worker.when_durable(instance, _answer, answer, value, None)
 
-        instance = worker.find_or_insert(self._entry.name, self._id)
+        instance = worker.residents.find_or_insert(self._entry.name, self._id)
         worker.apply(instance, apply, lambda error: _answer(answer, None, error))
         return await answer
 
@@ -187,7 +187,7 @@ class MailPort(Port):
         row = self._store.find(self._entry.name, self._id)
         return row is not None and any(mail.kind == "pause" for mail in self._store.untaken_mail_of(row.key))
 
-    async def _send(self, kind: str, **fields: str | None) -> str:
+    async def _send(self, kind: MailKind, **fields: str | None) -> str:
         mail = Mail(
             0, 0, kind, fields.get("name"), fields.get("payload"), fields.get("event_id"), fields.get("reason"),
             self._effects.now_ms(),

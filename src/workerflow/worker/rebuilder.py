@@ -91,17 +91,17 @@ class Rebuilder:
             self._hold(instance, record is not None, inputs, hold_reason)
             return
         if record is not None:
-            worker.take_over(instance, is_takeover=False)
+            worker.residents.take_over(instance, is_takeover=False)
             worker.guarded(instance, lambda: worker.mailbox.take(instance))
         self._apply(instance, inputs, is_stored=record is not None)
 
     def _build(self, old: Instance, record: InstanceRecord | None) -> Instance:
-        worker = self._worker
+        residents = self._worker.residents
         if record is None:
-            instance = worker.make(worker.new_key(), old.workflow, old.instance_id, old.nonce)
+            instance = residents.make_anew(old.workflow, old.instance_id, old.nonce)
         else:
-            instance = worker.restore(record)
-        worker.add(instance)
+            instance = residents.restore(record)
+        residents.add(instance)
         return instance
 
     def _apply(self, instance: Instance, inputs: list[Input], *, is_stored: bool) -> None:

@@ -112,7 +112,7 @@ class WakeUps:
         due = self._store.due(now_ms, CLAIM_MAX)
         taken = [key for key in due if key not in self._worker.live]
         for key in taken:
-            self._worker.obtain(key)
+            self._worker.residents.obtain(key)
         has_more = len(due) == CLAIM_MAX
         # All of these may have been taken before, without being marked as owned yet: a commit will change that.
         self._looks_after_commit |= has_more and not taken

@@ -11,10 +11,9 @@ from typing import Any
 from workerflow.codec import Stored
 from workerflow.core.execution import Execution
 from workerflow.core.instance import Instance
-from workerflow.core.load import InstanceRecord, restore
 from workerflow.core.request import Request, Scope
 from workerflow.core.rows import Rows
-from workerflow.effects import Effects, Timer
+from workerflow.effects import Effects, Timer, wait_until
 from workerflow.errors import DatabaseError, EngineClosedError
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store
@@ -26,6 +25,7 @@ from workerflow.worker.inputs import Input, Inputs
 from workerflow.worker.mailbox import Mailbox
 from workerflow.worker.rebuilder import Rebuilder
 from workerflow.worker.registry import Registry
+from workerflow.worker.residents import Residents
 from workerflow.worker.stall import StallWatcher
 from workerflow.worker.wake_ups import WakeUps
 
@@ -33,12 +33,16 @@ _logger = logging.getLogger("workerflow")
 
 SETTLE_S_MIN = 2.0
 """How long a closing engine tries to write what has happened, also when it waits for no callback."""
+STOP_LOOK_AGAIN_MS = 10
 LOOK_AGAIN_MS = 500
 """When an instance is tried again after the database refused a read."""
 
 
 class Worker:
-    """The Host of all live instances. Everything here runs on the loop that opened the engine."""
+    """The Host of all live instances, and the sink of their attempts.
+
+    Everything here runs on the loop that opened the engine. Each other module of this folder does one job for it.
+    """
 
     def __init__(
         self,
@@ -60,10 +64,9 @@ class Worker:
         self.always_replay = always_replay
         self.incarnation = incarnation
         self.is_stopping = False
-        self.live: dict[int, Instance] = {}
-        self._by_name: dict[tuple[str, str], Instance] = {}
+        self.residents = Residents(self, store, registry, effects)
+        self.live = self.residents.live
         self._store = store
-        self._registry = registry
         self._effects = effects
         self._settings = settings
         self._on_status = on_status
@@ -89,51 +92,19 @@ class Worker:
         self._rebuilder = Rebuilder(self, store)
         self.attempts = Attempts(self, effects, settings, self.new_context)
         self.mailbox = Mailbox(self, store, effects)
-        self.deliveries = Deliveries(self, registry, round(settings.delivery_lease_s * 1000))
+        self.deliveries = Deliveries(self, round(settings.delivery_lease_s * 1000), settings.finish_grace_s)
         self._stall = StallWatcher(settings.body_stall_s)
-
-    # What the engine asks for.
 
     def start(self) -> None:
         """Take up what an earlier worker left, then whatever is due."""
         for key in self._store.owned():
-            self.obtain(key, is_takeover=True)
+            self.residents.obtain(key, is_takeover=True)
         for key in self._store.open_deliveries():
-            instance = self.obtain(key)
+            instance = self.residents.obtain(key)
             if instance is not None:
                 instance.delivery_ms = self.now_ms()
                 self.progressed(instance)
         self.wake_ups.begin()
-
-    def obtain(self, key: int, *, is_takeover: bool = False) -> Instance | None:
-        """The instance in memory, read from the database if needed; None if there is none."""
-        instance = self.live.get(key)
-        if instance is None:
-            record = self._store.load(key)
-            if record is None:
-                return None
-            instance = self.restore(record)
-            self.add(instance)
-            self.take_over(instance, is_takeover=is_takeover)
-            self.ready(instance)
-        return instance
-
-    def find(self, workflow: str, instance_id: str) -> Instance | None:
-        """The same by name."""
-        instance = self._by_name.get((workflow, instance_id))
-        if instance is None:
-            row = self._store.find(workflow, instance_id)
-            return None if row is None else self.obtain(row.key)
-        return instance
-
-    def find_or_insert(self, workflow: str, instance_id: str) -> Instance:
-        """The same; a new pending instance if there is none."""
-        instance = self.find(workflow, instance_id)
-        if instance is None:
-            instance = self.make(self.new_key(), workflow, instance_id, self._effects.nonce())
-            self.add(instance)
-            self.apply(instance, Instance.insert)
-        return instance
 
     def apply(
         self,
@@ -141,8 +112,17 @@ class Worker:
         action: Callable[[Instance], object],
         reject: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
-        """Do something to an instance, and again if its rows have to be discarded before they are durable."""
-        current = None if self._is_halted else self.obtain(instance.key) if instance.is_discarded else instance
+        """Do something to an instance: now, and once more if its rows have to be discarded before they are durable.
+
+        The second time *action* gets another Instance object, so it must not keep the one it gets. Nothing is durable
+        when this returns: what is to happen then goes through ``when_durable``, within *action*. *reject* is called at
+        most once, when it will not be applied: with EngineClosedError, or WorkflowHeldError.
+        """
+        current: Instance | None = instance
+        if self._is_halted:
+            current = None
+        elif instance.is_discarded:
+            current = self.residents.obtain(instance.key)
         if current is None:
             reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
             return
@@ -161,8 +141,8 @@ class Worker:
         await self._settle()
         await self._let_callbacks_end()
         for scope in self.attempts.in_flight():
-            if not scope.instance.stepping.nesting.is_parked(scope):  # type: ignore[attr-defined]  # a scope's port is an Instance
-                self.apply(scope.instance, lambda instance, scope=scope: instance.stepping.interrupt(scope))  # type: ignore[arg-type,misc]  # the same
+            if not scope.instance.is_parked(scope):
+                scope.instance.interrupt(scope)
         await self._settle()
         for instance in list(self.live.values()):
             # A busy one keeps its owner: that is how the next start finds it.
@@ -215,9 +195,7 @@ class Worker:
 
     def busy_callbacks(self) -> list[Scope]:
         """Callbacks in flight that do not wait for a nested step."""
-        return [scope for scope in self.attempts.in_flight() if not scope.instance.stepping.nesting.is_parked(scope)]  # type: ignore[attr-defined]  # a scope's port is an Instance
-
-    # Host: what an instance asks for.
+        return [scope for scope in self.attempts.in_flight() if not scope.instance.is_parked(scope)]
 
     def now_ms(self) -> int:
         return self._effects.now_ms()
@@ -280,8 +258,6 @@ class Worker:
         """The author's runtime object of an instance."""
         return self._runtime_of(instance)
 
-    # AttemptSink: what callbacks report.
-
     def attempt_succeeded(self, scope: Scope, stored: Stored | None) -> None:
         self._report(scope, lambda instance: instance.stepping.succeeded(scope, stored))
 
@@ -305,8 +281,6 @@ class Worker:
             if key in self.live:
                 self.ready(self.live[key])
                 return
-
-    # Within.
 
     def _report(self, scope: Scope, action: Callable[[Instance], object]) -> None:
         instance = self.live.get(scope.instance.key)
@@ -348,10 +322,7 @@ class Worker:
         alarm_ms = instance.alarm_ms()
         instance.is_discarded = True
         instance.stepping.drop_body()
-        self.live.pop(instance.key, None)
-        name = (instance.workflow, instance.instance_id)
-        if self._by_name.get(name) is instance:
-            del self._by_name[name]
+        self.residents.remove(instance)
         self.alarms.leave(instance.key, alarm_ms)
         self._ready.pop(instance.key, None)
         self._starved.pop(instance.key, None)
@@ -371,50 +342,6 @@ class Worker:
         """Call back later, unless the worker has ended by then."""
         self._effects.call_at(self.now_ms() + milliseconds, lambda: None if self._is_halted else callback())
 
-    def new_key(self) -> int:
-        """A key for a new instance."""
-        return self._effects.key()
-
-    def make(self, key: int, workflow: str, instance_id: str, nonce: str) -> Instance:
-        """An instance in memory, empty."""
-        entry = self._registry.by_name(workflow)
-        definition, delivers = (None, False) if entry is None else (entry.definition, entry.delivers_completion)
-        return Instance(self, key, workflow, instance_id, nonce, definition, delivers)
-
-    def restore(self, record: InstanceRecord) -> Instance:
-        """An instance in memory, as it is stored."""
-        row = record.row
-        instance = self.make(row.key, row.workflow, row.instance_id, row.nonce)
-        restore(instance, record)
-        return instance
-
-    def add(self, instance: Instance) -> None:
-        """An instance is in memory now."""
-        self.live[instance.key] = instance
-        self._by_name[(instance.workflow, instance.instance_id)] = instance
-
-    def take_over(self, instance: Instance, *, is_takeover: bool) -> None:
-        """An instance read from the database is this worker's now."""
-        if instance.status != "running":
-            if instance.owner is not None:
-                instance.owner = None
-                instance.save_progress()
-            self.progressed(instance)
-            return
-        if instance.held_reason is not None:
-            return
-        instance.owner = self.incarnation
-        if is_takeover and any(step.in_flight for step in instance.journal.steps.values()):
-            instance.recoveries += 1
-        if instance.recoveries > self.recoveries_max:
-            instance.hold(
-                f"its process ended {instance.recoveries} times in a row while a callback was running; "
-                "a callback of it probably kills the process"
-            )
-            return
-        # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
-        instance.save_owner()
-
     def _finish(self, instance: Instance) -> None:
         del self._graces[instance]
         self.guarded(instance, lambda: self.apply(instance, Instance.finish))
@@ -432,12 +359,6 @@ class Worker:
         self._on_failure(error)
 
     async def _let_callbacks_end(self) -> None:
-        expired: list[bool] = []
-        timer = self._effects.call_at(
-            self.now_ms() + round(self._settings.stop_grace_s * 1000), lambda: expired.append(True)
-        )
-        while (self.busy_callbacks() or self.deliveries.in_flight()) and not expired:
-            turn: asyncio.Future[None] = self._loop.create_future()
-            self._loop.call_later(0.01, lambda turn=turn: turn.done() or turn.set_result(None))  # type: ignore[misc]  # a lambda's default
-            await turn
-        timer.cancel()
+        give_up_ms = self.now_ms() + round(self._settings.stop_grace_s * 1000)
+        while (self.busy_callbacks() or self.deliveries.in_flight()) and self.now_ms() < give_up_ms:
+            await wait_until(self._effects, self.now_ms() + STOP_LOOK_AGAIN_MS)

@@ -17,6 +17,7 @@ from workerflow.core.load import (
     LifecycleRow,
     StepRow,
 )
+from workerflow.core.model import TERMINAL
 from workerflow.core.rows import WRITE_ORDER, Rows
 from workerflow.errors import DatabaseError, DatabaseLockedError, DatabaseUnavailableError
 from workerflow.store.base import MAIL_WAITS, Batch, DeposedError, Mail, StoreBusyError
@@ -186,7 +187,7 @@ class SqliteStore:
             return "duplicate"
         if mail.kind == "create" and row.status != "pending":
             return "duplicate"
-        if row.status in ("completed", "failed", "cancelled"):
+        if row.status in TERMINAL:
             return "dropped"
         put = connection.row("mail_send", row.key, *mail[2:])
         return "duplicate" if put is None else "queued"
