@@ -245,6 +245,11 @@ class _ReplaySilentLogger(logging.LoggerAdapter[logging.Logger]):
         return f"{self._port.label()}: {msg}", kwargs
 
 
+def bind(definition: WorkflowDefinition[Any, Any], port: RequestPort) -> None:
+    """Let a definition object ask this port: the first thing that happens to it."""
+    definition._port = port
+
+
 def workflow_name(definition: type[WorkflowDefinition[Any, Any]]) -> str:
     """The name under which instances of a definition are stored."""
     return checked_id(definition.__dict__.get("name", definition.__name__), "workflow name")

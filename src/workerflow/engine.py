@@ -121,12 +121,15 @@ class Engine:
 
     async def list(
         self,
-        workflow: Any = None,
-        status: str | None = None,
+        workflow: type[WorkflowDefinition[Any, Any]] | type[WorkflowRuntime[Any, Any]] | str | None = None,
+        status: Status | None = None,
         limit: int = 100,
         after: InstanceSummary | None = None,
     ) -> list[InstanceSummary]:
-        """A page of instances, newest first; *after* is the last summary of the page before. *limit* is 1 to 1000."""
+        """A page of instances, newest first, from committed state; *after* is the last summary of the page before.
+
+        *limit* is 1 to 1000. Raises DefinitionError for bad arguments, EngineClosedError and DatabaseError.
+        """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise DefinitionError(f"limit={limit!r} must be a whole number from 1 to 1000")
         if status is not None and status not in get_args(Status):
@@ -243,6 +246,20 @@ class Engine:
             for waiter in waiters:
                 set_done(waiter)
         self._changes.clear()
+
+    async def _restart(self) -> None:
+        """Drop everything in memory, as a crash would, and begin again on the same file."""
+        self._failure = None
+        store = self._require_store()
+        if self._worker is not None:
+            await self._worker.abort()
+        if self._hints is not None:
+            self._hints.close()
+        store.close()
+        self._begin(store, self._open_now(store))
+        for waiters in list(self._changes.values()):
+            for waiter in list(waiters):
+                set_done(waiter)
 
     def _require_store(self) -> SqliteStore:
         if self._store is None:

@@ -85,15 +85,22 @@ class WorkflowHandle(Generic[ResultT]):
         return await self._port().send(event, payload, id)
 
     async def pause(self) -> None:
-        """Pause a running instance: callbacks in flight end and are recorded, nothing else starts."""
+        """Pause a running instance: callbacks in flight end and are recorded, nothing else starts.
+
+        No effect in another status, nor on an instance that nobody has touched. From another process it is durable as
+        mail, and takes effect when the owner reads it.
+        """
         await self._port().pause()
 
     async def resume(self) -> None:
-        """Resume a paused instance or release a held one. Raises WorkflowStateError for any other."""
+        """Resume a paused instance or release a held one. WorkflowStateError for any other, also an unknown one."""
         await self._port().resume()
 
     async def cancel(self, reason: str | None = None) -> None:
-        """End the instance as cancelled; callbacks in flight are cancelled. No effect when it has ended."""
+        """End the instance as cancelled; callbacks in flight are cancelled. No effect when it has ended.
+
+        An instance that nobody has touched is made, and ends at once. A reason has at most 10,000 characters.
+        """
         await self._port().cancel(reason)
 
     async def status(self) -> Status:
@@ -116,8 +123,9 @@ class WorkflowHandle(Generic[ResultT]):
     async def result(self, timeout: Duration | None = None) -> ResultT:
         """Wait for the end and give the result, decoded as its declared type.
 
-        Raises WorkflowFailedError, WorkflowCancelledError, WorkflowHeldError when it is held, and TimeoutError after
-        *timeout* (seconds or a timedelta); the instance goes on then.
+        Raises WorkflowFailedError, WorkflowCancelledError, WorkflowHeldError when it is held, InvalidValueError when
+        the result's type has changed since, and TimeoutError after *timeout* (seconds or a timedelta); the instance
+        goes on then.
         """
         seconds = None if timeout is None else duration_ms(timeout, "timeout of result()") / 1000
         async with asyncio.timeout(seconds):

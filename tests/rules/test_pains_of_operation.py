@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -462,11 +463,11 @@ async def test_a_caller_that_is_cancelled_in_any_verb_at_any_moment_harms_nothin
                 own = engine.get(Everything, name)
                 await own.create()
                 await own.send("go", 1, id="go")
-                try:
-                    await own.resume()
-                except WorkflowStateError:
-                    assert await own.status() in ("running", "completed")
-                await engine.advance(1)
+                while await own.status() != "completed":
+                    # What a cancelled caller asked for may still come: a pause, too.
+                    with contextlib.suppress(WorkflowStateError):
+                        await own.resume()
+                    await engine.advance(1)
                 assert await own.result(timeout=5) == [["a", "b"], 1, 1]
                 events = (await own.info()).inbound_events
                 assert [event.claimed_by for event in events] == ["wait"]

@@ -20,7 +20,7 @@ from workerflow.core.model import (
 )
 from workerflow.core.retry import DEFAULT_RETRY, RetryPolicy, check_max_attempts
 from workerflow.core.rows import Rows
-from workerflow.errors import InternalError, StepError
+from workerflow.errors import StepError
 
 
 class WorkflowRuntimeContext:
@@ -227,11 +227,7 @@ def _sleep_record(step: JournalStep) -> SleepStep:
 
 def _wait_record(step: JournalStep) -> WaitStep:
     assert step.event_name is not None
-    if step.state == "satisfied" and step.claimed is None:
-        raise InternalError(
-            f"wait step {step.step_id!r} is satisfied, but no event is claimed by it: the rows are damaged"
-        )
-    payload = None if step.claimed is None else step.claimed.payload
+    payload = step.payload
     return WaitStep(
         id=step.step_id,
         parent_step_id=step.parent_id,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from workerflow.core.body import RunawayBodyError, StepFuture, new_body_loop
 from workerflow.core.request import CURRENT_SCOPE, Request
+from workerflow.definition import WorkflowDefinition, bind
 from workerflow.errors import DefinitionError
 
 if TYPE_CHECKING:
     from workerflow.core.instance import Instance
-    from workerflow.definition import WorkflowDefinition
 
 _logger = logging.getLogger("workerflow")
 
@@ -49,7 +49,7 @@ class Execution:
 
     def begin(self) -> None:
         """Run ``execute()`` up to its first waits."""
-        self._definition._port = self
+        bind(self._definition, self)
         self._loop.schedule(self._create_root, context=self._context)
         self._loop.drive()
 

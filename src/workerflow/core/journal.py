@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from workerflow.core.failure import Failure
 from workerflow.core.rows import Rows
-from workerflow.errors import StepError
+from workerflow.errors import InternalError, StepError
 
 Kind = Literal["run", "sleep", "wait"]
 
@@ -88,6 +88,15 @@ class JournalStep:
         self.abandoned_ms: int | None = None
         self.claimed: Inbound | None = None
         self.children: list[JournalStep] = []
+
+    @property
+    def payload(self) -> str | None:
+        """The JSON text of the event that satisfied this wait; None when it had none, or there is no event yet."""
+        if self.claimed is None:
+            if self.state == "satisfied":
+                raise InternalError(f"wait step {self.step_id!r} is satisfied, but has no event: its rows are damaged")
+            return None
+        return self.claimed.payload
 
     @property
     def last(self) -> Attempt | None:

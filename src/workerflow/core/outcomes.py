@@ -10,7 +10,6 @@ from workerflow.core.model import Status
 from workerflow.core.request import Request
 from workerflow.errors import (
     DefinitionError,
-    InternalError,
     MaxAttemptsExceededError,
     NonRetryableStepError,
     WaitTimeoutError,
@@ -36,9 +35,7 @@ def outcome_of(request: Request, step: JournalStep, values: dict[str, Any]) -> t
     if step.kind == "wait":
         if step.state == "timed_out":
             return None, WaitTimeoutError(step.step_id, step.event_name or "")
-        if step.claimed is None:
-            raise InternalError(f"wait step {step.step_id!r} is satisfied, but no event is claimed by it")
-        payload = step.claimed.payload
+        payload = step.payload
         return (None if payload is None else request.value_type.load(payload, f"wait {step.step_id!r}")), None
     attempt = step.attempts[-1]
     if attempt.state == "failed":

@@ -106,15 +106,8 @@ class SimulatedEngine(Engine):
 
         Async callbacks are cancelled; what a plain function in a thread still does is not recorded.
         """
-        self._failure = None
-        store = self._require_store()
-        await self._require_worker().abort()
         self._virtual.clear()
-        self._runtimes.clear()
-        if self._hints is not None:
-            self._hints.close()
-        store.close()
-        self._begin(store, self._open_now(store))
+        await self._restart()
         await self._settle()
 
     def _require_worker(self) -> Worker:

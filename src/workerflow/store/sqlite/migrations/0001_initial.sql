@@ -9,6 +9,7 @@ create table workerflow_meta (
     created_at integer not null
 ) strict;
 
+-- One row per worker. Lease and heartbeat are for stores with many workers; here the file lock stands for them.
 create table workers (
     worker_id integer primary key,
     incarnation integer not null check (incarnation >= 1),
@@ -20,6 +21,7 @@ create table workers (
     workflows text not null check (json_valid(workflows))
 ) strict;
 
+-- ``purging`` marks an instance that is being deleted: only then may its rows go.
 create table instances (
     instance_key integer primary key,
     workflow text not null check (workflow <> ''),
@@ -52,8 +54,11 @@ create table instances (
     check (status not in ('completed', 'failed', 'cancelled') or owner is null)
 ) strict;
 
+-- instance_due, instance_next_alarm: looked at whenever an alarm may have come.
 create index instances_alarm on instances (alarm_at) where alarm_at is not null;
+-- instance_owned: what a start has to take over, among any number of hibernating ones.
 create index instances_owner on instances (owner) where owner is not null;
+-- instance_list: pages, newest first.
 create index instances_created on instances (created_at, instance_key);
 
 create trigger instances_begin_pending before insert on instances
@@ -166,6 +171,7 @@ create table attempts (
     end)
 ) strict, without rowid;
 
+-- At most one started attempt per step, also under a bug: two callbacks of a step at once would be a double effect.
 create unique index attempts_in_flight on attempts (instance_key, step_id) where state = 'started';
 
 create trigger attempts_begin_started before insert on attempts
@@ -216,7 +222,9 @@ create table inbound_events (
     check ((claimed_by is null) = (claimed_at is null))
 ) strict, without rowid;
 
+-- One event per wait, and one wait per event by the primary key.
 create unique index inbound_events_claim on inbound_events (instance_key, claimed_by) where claimed_by is not null;
+-- A repeated event id is refused here last, after the engine and the mailbox have looked.
 create unique index inbound_events_id on inbound_events (instance_key, event_id) where event_id is not null;
 
 create trigger inbound_events_begin_unclaimed before insert on inbound_events
@@ -229,6 +237,7 @@ when new.instance_key <> old.instance_key or new.number <> old.number or new.nam
     or old.claimed_by is not null
 begin select raise(abort, 'an accepted event never changes, and a claimed one stays claimed'); end;
 
+-- A claim by an abandoned wait would take the event from the one that still waits.
 create trigger inbound_events_claimed_by_wait before update of claimed_by on inbound_events
 when not exists (
     select 1 from steps where instance_key = new.instance_key and step_id = new.claimed_by
@@ -250,6 +259,7 @@ create table deliveries (
     check ((next_attempt_at is null) = (delivered_at is not null))
 ) strict;
 
+-- delivery_leases: deliveries that a start has to try again.
 create index deliveries_open on deliveries (instance_key) where delivered_at is null;
 
 create table mail (
@@ -268,9 +278,13 @@ create table mail (
     check ((taken_at is null) = (outcome is null))
 ) strict;
 
+-- mail_untaken: every poll looks here; nearly always it is empty.
 create index mail_untaken on mail (mail_id) where taken_at is null;
+-- mail_untaken_of, mail_guard: one probe per instance that hibernates, times out or ends.
 create index mail_untaken_of on mail (instance_key, mail_id) where taken_at is null;
+-- A second create changes nothing; of two processes that create at once, one meets this.
 create unique index mail_one_create on mail (instance_key) where kind = 'create';
+-- The same for an event that is sent twice while nobody reads the mail.
 create unique index mail_event_id on mail (instance_key, event_id) where event_id is not null;
 
 create trigger mail_fixed_columns before update on mail
