@@ -279,3 +279,18 @@ async def test_of_many_creates_at_once_exactly_one_starts_the_instance() -> None
         assert created == [True] + [False] * 9
         assert received == [0]
         assert await lifecycle(handle) == ["created", "started", "completed"]
+
+
+@async_test
+async def test_a_definition_that_is_registered_by_its_runtime_means_that_runtime() -> None:
+    @definition
+    async def Greeting(self: Any) -> str:
+        return "hello"
+
+    class Greeter(WorkflowRuntime[Any, Any]):
+        definition = Greeting
+
+    async with SimulatedEngine([Greeter]) as engine:
+        assert engine.get(Greeting, "g-1").workflow == "Greeter"
+        await engine.get(Greeting, "g-1").create()
+        assert await engine.get(Greeter, "g-1").result(timeout=5) == "hello"

@@ -46,16 +46,22 @@ class Registry:
 
     def resolve(self, workflow: Any, *, allow_unknown: bool) -> Registered:
         """The workflow that a caller means by a class or a name."""
-        name = workflow if isinstance(workflow, str) else _registered(workflow).name
-        entry = self._by_name.get(name)
+        given = None if isinstance(workflow, str) else _registered(workflow)
+        name = workflow if given is None else given.name
+        entry = self._by_name.get(name) or self._by_definition(workflow)
         if entry is not None:
             return entry
         if allow_unknown:
-            return Registered(checked_id(name, "workflow name"), None, WorkflowRuntime, False)
+            return given or Registered(checked_id(name, "workflow name"), None, WorkflowRuntime, False)
         raise DefinitionError(
             f"workflow {name!r} is not registered with this engine; it knows {', '.join(self._by_name) or 'none'}: "
             "add its class to the engine's workflows"
         )
+
+    def _by_definition(self, workflow: Any) -> Registered | None:
+        # A definition that is registered by its runtime alone means that runtime.
+        entries = [entry for entry in self._by_name.values() if entry.definition is workflow]
+        return entries[0] if len(entries) == 1 else None
 
 
 def _check_hooks(runtime: Runtime) -> None:
