@@ -172,7 +172,7 @@ async def test_mail_that_is_read_while_its_instance_goes_to_hibernate_leaves_no_
     async with SimulatedEngine([Falling], **mode) as engine:
         handle = engine.get(Falling, "instance-1")
         await handle.create()
-        await gate.begun()
+        assert await asyncio.wait_for(gate.begun(), 10) == 1
         for _ in range(20):
             assert query(engine, ORPHANS) == []
             await turns(1)

@@ -71,7 +71,7 @@ class Stepping:
         elif execution.is_done:
             self._end(execution)
         else:
-            self._carry_out(execution)
+            self._serve_requests(execution)
 
     def match_all(self) -> None:
         """Let every wait have the events that were queued while the instance was paused."""
@@ -92,7 +92,7 @@ class Stepping:
                 self._end_pass()
                 self._has_outcome(request, step)
 
-    def due(self, now_ms: int) -> None:
+    def act_on_deadlines(self, now_ms: int) -> None:
         """Act on the deadlines that have passed: sleeps, waits and retries."""
         execution = self.execution
         if execution is None or not execution.is_drained:
@@ -115,12 +115,12 @@ class Stepping:
                 self._queued.append(request)
                 self._end_pass()
             else:
-                self._carry(execution, request, now_ms)
+                self._serve(execution, request, now_ms)
         self._host.ready(self._instance)
 
     def succeeded(self, scope: Scope, stored: Stored | None) -> None:
         """A callback returned; None stands for None. Ignored when the attempt has ended already."""
-        step, attempt = self._take(scope)
+        step, attempt = self._close_scope(scope)
         if attempt is None:
             return
         self._journal.succeed(step, attempt, None if stored is None else stored.text, self._host.now_ms())
@@ -132,7 +132,7 @@ class Stepping:
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         """A callback raised. Ignored when the attempt has ended already."""
-        step, attempt = self._take(scope)
+        step, attempt = self._close_scope(scope)
         if attempt is None:
             return
         now_ms = self._host.now_ms()
@@ -157,7 +157,7 @@ class Stepping:
 
     def interrupt(self, scope: Scope) -> None:
         """A graceful stop ended the callback: the try is recorded and not counted, unless it may not be repeated."""
-        step, attempt = self._take(scope)
+        step, attempt = self._close_scope(scope)
         if attempt is not None:
             is_final, now_ms = scope.request.at_most_once, self._host.now_ms()
             self._journal.cut(step, STOPPED, now_ms, is_final=is_final)
@@ -254,7 +254,7 @@ class Stepping:
             value, error = None, problem
         execution.deliver(request, value, error, outcome_ms(step))
 
-    def _carry_out(self, execution: Execution) -> None:
+    def _serve_requests(self, execution: Execution) -> None:
         was_drained, execution.is_drained = execution.is_drained, True
         now_ms = self._host.now_ms()
         for step_id in execution.cancelled:
@@ -268,7 +268,7 @@ class Stepping:
         while self._queued and not self._is_pass_over and self._instance.is_drivable():
             request = self._queued[0]
             if request.is_pending():
-                self._carry(execution, request, now_ms)
+                self._serve(execution, request, now_ms)
             if self.execution is not execution:
                 return
             self._queued.popleft()
@@ -281,7 +281,7 @@ class Stepping:
         elif not execution.pending and not self.in_flight:
             self._instance.fail(stuck_failure(self._instance.label()))
 
-    def _carry(self, execution: Execution, request: Request, now_ms: int) -> None:
+    def _serve(self, execution: Execution, request: Request, now_ms: int) -> None:
         step = self._journal.steps.get(request.step_id)
         if step is None:
             step = self._create(request, now_ms)
@@ -297,11 +297,11 @@ class Stepping:
         if step.sequence is not None:
             return
         if request.kind == "run":
-            self._carry_run(request, step, now_ms)
+            self._serve_run(request, step, now_ms)
         elif request.kind == "sleep":
-            self._carry_sleep(request, step, now_ms)
+            self._serve_sleep(request, step, now_ms)
         else:
-            self._carry_wait(request, step, now_ms)
+            self._serve_wait(request, step, now_ms)
 
     def _create(self, request: Request, now_ms: int) -> JournalStep:
         at_ms = request.wake_at_ms if request.kind == "sleep" else request.timeout_at_ms
@@ -318,7 +318,7 @@ class Stepping:
             timeout_ms=at_ms if request.kind == "wait" else None,
         )
 
-    def _carry_sleep(self, request: Request, step: JournalStep, now_ms: int) -> None:
+    def _serve_sleep(self, request: Request, step: JournalStep, now_ms: int) -> None:
         assert step.wake_ms is not None
         if step.wake_ms > now_ms:
             self._instance.deadlines.set(step.step_id, step.wake_ms)
@@ -327,7 +327,7 @@ class Stepping:
             self._end_pass()
             self._has_outcome(request, step)
 
-    def _carry_wait(self, request: Request, step: JournalStep, now_ms: int) -> None:
+    def _serve_wait(self, request: Request, step: JournalStep, now_ms: int) -> None:
         name = step.event_name or ""
         if not self._journal.claim(step, now_ms):
             if step.timeout_ms is None or step.timeout_ms > now_ms:
@@ -344,7 +344,7 @@ class Stepping:
                 self._journal.resolve(step, "timed_out", now_ms)
         self._has_outcome(request, step)
 
-    def _carry_run(self, request: Request, step: JournalStep, now_ms: int) -> None:
+    def _serve_run(self, request: Request, step: JournalStep, now_ms: int) -> None:
         attempt = step.last
         if attempt is None or (attempt.state == "failed" and attempt.next_ms is None):
             self._start(request, step, now_ms)
@@ -377,7 +377,7 @@ class Stepping:
             request = self._starved.popleft()
             if request.is_pending():
                 waiting = len(self._starved)
-                self._carry(execution, request, now_ms)
+                self._serve(execution, request, now_ms)
                 if len(self._starved) > waiting:
                     self._starved.rotate(1)
                     return
@@ -439,12 +439,12 @@ class Stepping:
             self._abandon(child, now_ms)
 
     def _cut(self, scope: Scope, failure: Failure, now_ms: int) -> None:
-        step, attempt = self._take(scope)
+        step, attempt = self._close_scope(scope)
         self._host.stop_callback(scope)
         if attempt is not None:
             self._journal.cut(step, failure, now_ms)
 
-    def _take(self, scope: Scope) -> tuple[JournalStep, Attempt | None]:
+    def _close_scope(self, scope: Scope) -> tuple[JournalStep, Attempt | None]:
         """The attempt of a callback that ends now; no attempt when it has ended before (the outcome is too late)."""
         step = self._journal.steps[scope.step_id]
         scope.is_alive = False

@@ -103,7 +103,7 @@ class WakeUps:
         if instance.status in TERMINAL:
             self.deliver(key)
         else:
-            worker.guarded(instance, partial(worker.apply, instance, _due))
+            worker.guarded(instance, partial(worker.apply, instance, _act_on_deadlines))
 
     def _claim_due(self) -> None:
         now_ms = self._effects.now_ms()
@@ -120,5 +120,5 @@ class WakeUps:
         self.alarms.arm()
 
 
-def _due(instance: Instance) -> None:
-    instance.due(instance.host.now_ms())
+def _act_on_deadlines(instance: Instance) -> None:
+    instance.act_on_deadlines(instance.host.now_ms())
