@@ -98,25 +98,29 @@ class Stepping:
         if execution is None or not execution.is_drained:
             return  # The pump that is on its way will see to them.
         due = self._instance.deadlines.pop_due(now_ms)
-        if any(self._journal.steps[step_id].kind == "wait" for step_id in due):
-            try:
+        try:
+            if any(self._journal.steps[step_id].kind == "wait" for step_id in due):
                 self._host.take_mail(self._instance)
-            except DatabaseError:
-                for step_id in due:
-                    self._instance.deadlines.set(step_id, now_ms)
-                raise
-        for step_id in due:
-            request = self._find(step_id)
-            if request is None or not request.is_pending():
-                continue
-            if not self._instance.is_drivable():
-                self._queued.append(request)  # Paused by that mail: it is looked at again after resume.
-            elif request.kind == "run":
-                self._queued.append(request)
-                self._end_pass()
-            else:
-                self._serve(execution, request, now_ms)
+            for step_id in due:
+                self._act_on_deadline(execution, step_id, now_ms)
+        except DatabaseError:
+            # Nothing that was due may be forgotten; what has its outcome by now is passed over.
+            for step_id in due:
+                self._instance.deadlines.set(step_id, now_ms)
+            raise
         self._host.ready(self._instance)
+
+    def _act_on_deadline(self, execution: Execution, step_id: str, now_ms: int) -> None:
+        request = self._find(step_id)
+        if request is None or not request.is_pending():
+            return
+        if not self._instance.is_drivable():
+            self._queued.append(request)  # Paused by mail just now: it is looked at again after resume.
+        elif request.kind == "run":
+            self._queued.append(request)
+            self._end_pass()
+        else:
+            self._serve(execution, request, now_ms)
 
     def succeeded(self, scope: Scope, stored: Stored | None) -> None:
         """A callback returned; None stands for None. Ignored when the attempt has ended already."""

@@ -114,5 +114,7 @@ class Rebuilder:
     def _hold(self, instance: Instance, is_stored: bool, inputs: list[Input], reason: str) -> None:
         for item in inputs:
             item.reject(WorkflowHeldError(instance.workflow, instance.instance_id, reason))
-        if is_stored and instance.status not in TERMINAL:
+        if not is_stored:
+            self._worker.remove(instance)  # There is nothing to hold: the next create begins anew.
+        elif instance.status not in TERMINAL:
             instance.hold(reason)

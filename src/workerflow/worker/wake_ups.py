@@ -23,6 +23,10 @@ CLAIM_MAX = 1000
 """Instances taken up at a time, so that a crowd of due alarms does not stop the loop."""
 
 
+LOOK_AGAIN_MS = 500
+"""When to look again after the database refused to be read."""
+
+
 class WakeUps:
     """Looks for mail and due alarms: when told, when an alarm comes, and every ``poll_interval_ms``."""
 
@@ -51,6 +55,7 @@ class WakeUps:
             self._look()
             self._worker.attempts.report_stuck()
         except DatabaseError as error:
+            self.alarms.stored_ms = self._effects.now_ms() + LOOK_AGAIN_MS
             _logger.warning("looking for mail and alarms will be tried again: %s", error)
         finally:
             self._timer = self._effects.call_at(self._effects.now_ms() + self._interval_ms, self.poll)
@@ -92,6 +97,7 @@ class WakeUps:
         try:
             self._claim_due()
         except DatabaseError as error:
+            self.alarms.stored_ms = now_ms + LOOK_AGAIN_MS
             _logger.warning("looking for due alarms will be tried again: %s", error)
         worker.committer.schedule()
 

@@ -137,6 +137,8 @@ class Worker:
     async def stop(self) -> None:
         """Let callbacks in flight end for ``stop_grace_s``, record the others as stopped, release every instance."""
         self.is_stopping = True
+        # An alarm that comes now is for the next engine: it would only keep this one busy.
+        self.wake_ups.close()
         # What is on its way to its gate begins now; otherwise it would be cut before it ran.
         await self._settle()
         await self._let_callbacks_end()
