@@ -96,9 +96,7 @@ async def test_a_read_that_fails_for_a_moment_strands_no_timer_and_holds_no_inst
         return await self.run("call", call)
 
     reads = Reads(monkeypatch, read, first, 2)
-    async with SimulatedEngine(
-        [Sleeping, Waiting], settings=Settings(hibernate_after_s=hibernate_after_s)
-    ) as engine:
+    async with SimulatedEngine([Sleeping, Waiting], settings=Settings(hibernate_after_s=hibernate_after_s)) as engine:
         handles = [engine.get(workflow, str(number)) for workflow in (Sleeping, Waiting) for number in range(4)]
         for handle in handles:
             await handle.create()
@@ -123,7 +121,8 @@ async def test_reads_that_fail_for_long_are_not_tried_without_a_pause(
         return "over"
 
     reads = Reads(monkeypatch, "due", 1, 10**9)
-    async with Engine(tmp_path / "a.db", [Sleeping], settings=Settings(hibernate_after_s=0)) as engine:
+    settings = Settings(hibernate_after_s=0, stop_grace_s=0)
+    async with Engine(tmp_path / "a.db", [Sleeping], settings=settings) as engine:
         handle = engine.get(Sleeping, "instance-1")
         with reads.failing():
             await handle.create()
@@ -155,7 +154,7 @@ async def test_mail_that_is_read_while_its_instance_goes_to_hibernate_leaves_no_
         await self.run("first", Callback())
         if not self.replaying:
             # From here it takes a few turns of the loop until the instance is out of memory.
-            after_turns(count)
+            loop.call_soon(after_turns, count)
         await self.wait("go", "go")
         return await self.run("call", gate)
 
@@ -243,6 +242,7 @@ async def test_a_verb_whose_rows_are_refused_for_good_says_that_the_workflow_is_
         query(engine, POISON)
         with pytest.raises(WorkflowHeldError, match="poison is refused"):
             await handle.send("poison")
+        await engine.run_until_idle()
         assert refusals.count == 2
         assert "poison is refused" in str((await handle.info()).held)
         query(engine, "drop trigger poison")

@@ -129,6 +129,38 @@ async def test_a_stop_with_steps_left_to_start_is_over_with_its_callbacks_and_re
     assert steps == [("step-0", "failed", 0, 10) if ends == "never" else ("step-0", "succeeded", 1, 10)]
 
 
+@pytest.mark.parametrize("hibernate_after_s", [0, 60])
+@async_test
+async def test_an_alarm_that_comes_while_the_engine_stops_is_left_to_the_next_one_and_holds_up_nothing(
+    hibernate_after_s: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, after = Gate(), Callback("woken")
+
+    @definition
+    async def Sleeping(self: Any) -> Any:
+        await self.sleep("moment", 0.1)
+        return await self.run("after", after)
+
+    @definition
+    async def Busy(self: Any) -> None:
+        await self.run("call", gate)
+
+    settings = Settings(hibernate_after_s=hibernate_after_s, stop_grace_s=4)
+    async with Engine(tmp_path / "stop.db", [Sleeping, Busy], settings=settings) as engine:
+        await engine.get(Busy, "instance-1").create()
+        await gate.begun()
+        await engine.get(Sleeping, "instance-1").create()
+        # The engine waits for this callback; the alarm comes before it ends.
+        asyncio.get_running_loop().call_later(0.3, gate.open)
+    assert [record.getMessage() for record in caplog.records if record.name == "workerflow"] == []
+    assert after.calls == 0
+
+    async with Engine(tmp_path / "stop.db", [Sleeping, Busy]) as engine:
+        assert await engine.get(Sleeping, "instance-1").result(timeout=10) == "woken"
+        assert await engine.get(Busy, "instance-1").result(timeout=10) is None
+    assert gate.calls == 1
+
+
 # An engine that has stopped in the middle.
 
 

@@ -147,6 +147,7 @@ async def test_a_plain_callback_whose_start_is_refused_gives_its_thread_back() -
             await handle.create("refused")
             with pytest.raises(WorkflowHeldError):
                 await handle.send("go")
+            await engine.run_until_idle()
             assert (await handle.info()).held is not None
         await engine.get(Named, "good").create("good")
         await engine.get(Named, "good").send("go")

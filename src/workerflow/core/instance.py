@@ -78,6 +78,10 @@ class Host(Protocol):
         """Call ``finish`` when the cancelled callbacks have ended, or their time is up."""
         ...
 
+    def released(self, instance: Instance) -> None:
+        """A held instance may move again: apply the outcomes of callbacks that could not be recorded meanwhile."""
+        ...
+
     def discard_body(self, execution: Execution) -> None:
         """Drop a dead body, from a plain callback of the loop."""
         ...
@@ -163,6 +167,7 @@ class Instance:
         if was_held:
             self.held_reason = self.held_ms = None
             self.recoveries = 0
+            self.host.released(self)
         if self.status == "paused":
             self._move("running", self.host.now_ms(), "resumed")
         elif not was_held:

@@ -14,11 +14,15 @@ from workerflow.core.instance import Instance
 
 
 class Input(NamedTuple):
-    """One thing that happened. ``reject`` tells whoever waits that it will not be applied."""
+    """One thing that happened. ``reject`` tells whoever waits that it will not be applied.
+
+    ``is_outcome``: a callback has ended. It cannot be asked again without a second effect.
+    """
 
     apply: Callable[[Instance], object]
     reject: Callable[[BaseException], object]
     batch_number: int
+    is_outcome: bool = False
 
 
 class Inputs:

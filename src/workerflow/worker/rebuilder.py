@@ -31,10 +31,16 @@ class Rebuilder:
         self._worker = worker
         self._store = store
         self._refusals: dict[int, int] = {}
+        # Outcomes that meet refused rows. Lost only with the process, like every outcome that is not durable.
+        self._kept: dict[int, list[Input]] = {}
 
     def forget(self, key: int) -> None:
         """An instance has left memory."""
         self._refusals.pop(key, None)
+
+    def released(self, instance: Instance) -> None:
+        """A held instance may move again: before it does, it gets the outcomes that were kept for it."""
+        self._apply(instance, self._kept.pop(instance.key, []), is_stored=True)
 
     def refused(self, key: int, reason: str) -> None:
         """The database has left out the rows of an instance."""
@@ -107,13 +113,15 @@ class Rebuilder:
     def _apply(self, instance: Instance, inputs: list[Input], *, is_stored: bool) -> None:
         for item in inputs:
             if not (is_stored and item.apply is Instance.insert):
-                again = partial(self._worker.apply, instance, item.apply, item.reject)
+                again = partial(self._worker.apply, instance, item.apply, item.reject, is_outcome=item.is_outcome)
                 self._worker.guarded(instance, again)
         self._worker.ready(instance)
 
     def _hold(self, instance: Instance, is_stored: bool, inputs: list[Input], reason: str) -> None:
         for item in inputs:
-            item.reject(WorkflowHeldError(instance.workflow, instance.instance_id, reason))
+            if not item.is_outcome:
+                item.reject(WorkflowHeldError(instance.workflow, instance.instance_id, reason))
+        self._kept[instance.key] = [item for item in inputs if item.is_outcome]
         if not is_stored:
             self._worker.remove(instance)  # There is nothing to hold: the next create begins anew.
         elif instance.status not in TERMINAL:

@@ -111,6 +111,8 @@ class Worker:
         instance: Instance,
         action: Callable[[Instance], object],
         reject: Callable[[BaseException], object] = lambda error: None,
+        *,
+        is_outcome: bool = False,
     ) -> None:
         """Do something to an instance: now, and once more if its rows have to be discarded before they are durable.
 
@@ -126,7 +128,7 @@ class Worker:
         if current is None:
             reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
             return
-        self.inputs.add(current.key, Input(action, reject, self.committer.number))
+        self.inputs.add(current.key, Input(action, reject, self.committer.number, is_outcome))
         if current.is_discarded:
             return  # It is being built anew, and gets its inputs then.
         self.wake(current)
@@ -253,6 +255,9 @@ class Worker:
             at_ms = self.now_ms() + round(self._settings.finish_grace_s * 1000)
             self._graces[instance] = self._effects.call_at(at_ms, lambda: self._finish(instance))
 
+    def released(self, instance: Instance) -> None:
+        self._rebuilder.released(instance)
+
     def discard_body(self, execution: Execution) -> None:
         self._loop.call_soon(execution.drop, context=self._context)
 
@@ -287,7 +292,7 @@ class Worker:
     def _report(self, scope: Scope, action: Callable[[Instance], object]) -> None:
         instance = self.live.get(scope.instance.key)
         if instance is not None:
-            self.apply(instance, action)
+            self.apply(instance, action, is_outcome=True)
 
     def _pump(self) -> None:
         self._is_pump_scheduled = False
