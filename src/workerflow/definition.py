@@ -102,6 +102,8 @@ class WorkflowDefinition(Generic[InputT, ResultT]):
         """
         request = Request(step_id, "run")
         if not callable(callback):
+            if inspect.iscoroutine(callback):
+                callback.close()
             raise DefinitionError(
                 f"step {step_id!r}: {callback!r} is not callable; pass the function itself and its arguments after it"
             )

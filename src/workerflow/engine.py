@@ -85,6 +85,9 @@ class Engine:
         self._runtimes: WeakKeyDictionary[Instance, WorkflowRuntime[Any, Any]] = WeakKeyDictionary()
         self._changes: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
 
+    def __repr__(self) -> str:
+        return f"Engine({self.url!r})"
+
     async def __aenter__(self) -> Self:
         if self._store is not None:
             raise DefinitionError(f"this engine on {self.url} is open already; make another one")

@@ -68,11 +68,10 @@ class MaxAttemptsExceededError(WorkflowError):
     'charge'
     """
 
-    def __init__(self, step_id: str, attempts: int | None = None) -> None:
+    def __init__(self, step_id: str, attempts: int | None = None, last: BaseException | str | None = None) -> None:
         times = "" if attempts is None else f" after {attempts} attempt{'' if attempts == 1 else 's'}"
-        super().__init__(
-            f"step {step_id!r} failed{times} and has none left; its last failure is the cause of this error"
-        )
+        failure = "its last failure is the cause of this error" if last is None else f"the last one failed with {last}"
+        super().__init__(f"step {step_id!r} failed{times} and has none left; {failure}")
         self.step_id = step_id
         self.attempts = attempts
 

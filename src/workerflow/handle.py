@@ -60,6 +60,9 @@ class WorkflowHandle(Generic[ResultT]):
         self._port = port
         self._changed = changed
 
+    def __repr__(self) -> str:
+        return f"WorkflowHandle({self.workflow!r}, {self._id!r})"
+
     @property
     def workflow(self) -> str:
         """The workflow's name."""
@@ -128,17 +131,29 @@ class WorkflowHandle(Generic[ResultT]):
         goes on then.
         """
         seconds = None if timeout is None else duration_ms(timeout, "timeout of result()") / 1000
-        async with asyncio.timeout(seconds):
-            while True:
-                # Before the look: a change between look and wait must not be missed.
-                changed = self._changed(self.workflow, self._id)
-                try:
-                    row = self._port().read_row()
-                    if row is not None and (found := self._outcome(row)) is not None:
-                        return found[0]
-                    await changed
-                finally:
-                    changed.cancel()
+        try:
+            async with asyncio.timeout(seconds) as expiry:
+                return await self._wait_for_result()
+        except TimeoutError as error:
+            if not expiry.expired():
+                raise
+            status = await self.status()
+            raise TimeoutError(
+                f"workflow {self.workflow!r} instance {self._id!r} has no result after {seconds:g} s: it is {status}; "
+                "it goes on, and steps() shows what it waits for"
+            ) from error
+
+    async def _wait_for_result(self) -> ResultT:
+        while True:
+            # Before the look: a change between look and wait must not be missed.
+            changed = self._changed(self.workflow, self._id)
+            try:
+                row = self._port().read_row()
+                if row is not None and (found := self._outcome(row)) is not None:
+                    return found[0]
+                await changed
+            finally:
+                changed.cancel()
 
     def _outcome(self, row: InstanceRow) -> tuple[ResultT] | None:
         if row.held_reason is not None:
@@ -150,9 +165,11 @@ class WorkflowHandle(Generic[ResultT]):
         if row.status == "failed":
             failure = _failure(row)
             assert failure is not None
-            raise WorkflowFailedError(
+            failed = WorkflowFailedError(
                 row.workflow, row.instance_id, failure.name, failure.message, failure.data, failure.traceback
             )
+            failed.add_note(failure.traceback)
+            raise failed
         if row.status != "completed":
             return None
         if row.result_json is None:

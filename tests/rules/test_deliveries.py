@@ -99,7 +99,8 @@ async def test_a_status_hook_that_raises_what_ends_a_process_keeps_nothing_from_
     async with SimulatedEngine([Raising, Calling]) as engine:
         handles = [engine.get(workflow, str(number)) for number in range(5) for workflow in (Raising, Calling)]
         # In one batch: the answers and the callbacks of the others wait behind the hooks.
-        assert await asyncio.gather(*(handle.create() for handle in handles)) == [True] * 10
+        async with asyncio.timeout(10):
+            assert await asyncio.gather(*(handle.create() for handle in handles)) == [True] * 10
         assert [await handle.result(timeout=5) for handle in handles] == ["done", "called"] * 5
         assert len(calls) == 5
 
@@ -116,8 +117,11 @@ async def test_a_keyboard_interrupt_in_a_hook_stops_the_engine(hook: str) -> Non
     member = interrupt_later if hook == "completion" else interrupt
     runtime = type("Interrupted", (WorkflowRuntime,), {"definition": Ends, hook: member})
     async with SimulatedEngine([runtime]) as engine:
+        waiting: Any = asyncio.ensure_future(engine.get(runtime, "nobody creates it").result(timeout=10))
+        # Whether the answer comes before the interrupt is of no interest.
+        await asyncio.gather(engine.get(runtime, "instance-1").create(), return_exceptions=True)
         with pytest.raises(EngineClosedError):
-            await asyncio.gather(engine.get(runtime, "instance-1").create(), engine.run_forever())
+            await waiting
         with pytest.raises(EngineClosedError):
             await engine.get(runtime, "instance-2").create()
 
@@ -154,8 +158,8 @@ async def test_a_completion_is_delivered_once_however_slowly_the_end_is_written(
     monkeypatch.setattr(SqliteStore, "commit", slow)
     async with SimulatedEngine([runtime]) as engine:
         for number in range(10):
-            await engine.get(runtime, str(number)).create()
-            await engine.run_until_idle()
+            # Side by side: timers that are due are to fire while the end is being written.
+            await asyncio.gather(engine.get(runtime, str(number)).create(), engine.run_until_idle())
         await engine.advance(DAY)
         assert calls == {str(number): 1 for number in range(10)}
         assert (

@@ -19,6 +19,7 @@ _logger = logging.getLogger("workerflow")
 
 TRACEBACK_CHARACTERS_MAX = 20_000
 DETAIL_CHARACTERS_MAX = 1_000_000
+NOTE = "recorded traceback of the callback:"
 MESSAGE_CHARACTERS_MAX = 20_000
 
 
@@ -59,6 +60,9 @@ def _content(error: BaseException) -> dict[str, Any]:
     path = clean_text(f"{type(error).__module__}:{type(error).__qualname__}")
     try:
         arguments, state = list(error.args), dict(getattr(error, "__dict__", {}))
+        notes = [note for note in state.pop("__notes__", ()) if not str(note).startswith(NOTE)]
+        if notes:
+            state["__notes__"] = notes
         if is_exact_json(arguments) and is_exact_json(state):
             return {"type": path, "args": arguments, "state": state}
         data = getattr(error, "data", None)
@@ -85,16 +89,22 @@ def rebuild(failure: Failure) -> BaseException:
             error.args = tuple(detail["args"])
             error.__dict__.update(detail["state"])
             if clean_text(_text(error))[:MESSAGE_CHARACTERS_MAX].startswith(text[:1000]):
-                return error
+                return _noted(error, detail)
         except Exception:  # A foreign class may refuse in any way; the record below serves every one of them.
             _logger.debug("an error of class %s could not be made again", name, exc_info=True)
     data = detail.get("state", {}).get("data")
-    recorded = RecordedError(name, text, data)
+    recorded = _noted(RecordedError(name, text, data), detail)
     if not detail.get("non_retryable"):
         return recorded
     stand_in = NonRetryableStepError(text, data)
     stand_in.__cause__ = recorded
     return stand_in
+
+
+def _noted(error: BaseException, detail: dict[str, Any]) -> BaseException:
+    """Let a rebuilt error show where the first one came from: its own traceback begins where it is raised again."""
+    error.add_note(f"{NOTE}\n{detail.get('traceback', '')}")
+    return error
 
 
 def error_data(detail: str | None) -> Any:

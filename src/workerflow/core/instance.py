@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +27,9 @@ from workerflow.errors import InternalError, WorkflowStateError
 
 if TYPE_CHECKING:
     from workerflow.definition import WorkflowDefinition
+
+
+_logger = logging.getLogger("workerflow")
 
 
 class Host(Protocol):
@@ -214,6 +218,7 @@ class Instance:
         self.stepping.drop_body()
         self.held_reason, self.held_ms = reason, self.host.now_ms()
         self.owner = None
+        _logger.error("%s is held: %s", self.label(), reason)
         self.save_progress()
         self.host.status_changed(self, "held")
 
@@ -263,6 +268,8 @@ class Instance:
     def end_body(self, ending: Ending) -> None:
         """``execute()`` is over: end what is left of it, then the instance."""
         self.ending = ending
+        if ending.failure is not None:
+            _logger.error("%s fails: %s: %s", self.label(), ending.failure.name, ending.failure.message)
         if self.stepping.stop_callbacks():
             self.host.finish_later(self)
         else:

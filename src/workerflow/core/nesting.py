@@ -30,6 +30,12 @@ class Nesting:
     def ask(self, request: Request, scope: Scope, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Take the request of an async callback."""
         _check(request, scope)
+        other = self.pending.get(request.step_id)
+        if other is not None and other.is_pending() and other.scope is not scope:
+            raise DefinitionError(
+                f"step id {request.step_id!r} is used by the callbacks of steps {other.parent_id!r} and "
+                f"{scope.step_id!r}; ids are unique in the whole instance: put the parent's id into it"
+            )
         scope.used_ids.add(request.step_id)
         request.scope = scope
         future = request.future = loop.create_future()

@@ -81,6 +81,6 @@ def _step_error(step: JournalStep, attempt: Attempt) -> BaseException:
     error = rebuild(attempt.failure)
     if isinstance(error, NonRetryableStepError):
         return error
-    exceeded = MaxAttemptsExceededError(step.step_id, step.counted)
+    exceeded = MaxAttemptsExceededError(step.step_id, step.counted, attempt.failure.message)
     exceeded.__cause__ = error
     return exceeded

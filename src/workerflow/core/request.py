@@ -23,6 +23,10 @@ class NestingPort(Protocol):
         """Take a request and give the future of its outcome."""
         ...
 
+    def label(self) -> str:
+        """The instance in words, for messages."""
+        ...
+
     def is_parked(self, scope: Scope) -> bool:
         """Whether this callback waits for a nested step of its own."""
         ...

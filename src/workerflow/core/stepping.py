@@ -6,6 +6,7 @@ interrupted or claimed; then only requests that are still pending are carried ou
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from workerflow.codec import Stored
 from workerflow.core.body import RunawayBodyError
 from workerflow.core.context import next_attempt_ms
 from workerflow.core.execution import Execution, drift
-from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe
+from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe, error_traceback
 from workerflow.core.journal import Attempt, JournalStep
 from workerflow.core.model import TIME_MAX_MS
 from workerflow.core.nesting import Nesting
@@ -24,6 +25,8 @@ from workerflow.errors import DatabaseError, InvalidValueError
 
 if TYPE_CHECKING:
     from workerflow.core.instance import Instance
+
+_logger = logging.getLogger("workerflow")
 
 
 class Stepping:
@@ -235,6 +238,9 @@ class Stepping:
     def _end(self, execution: Execution) -> None:
         instance = self._instance
         assert instance.definition is not None
+        if execution.fresh:
+            step_ids = ", ".join(repr(request.step_id) for request in execution.fresh)
+            _logger.warning("%s: execute() ended without waiting for %s, just asked for", instance.label(), step_ids)
         try:
             value = execution.result()
             where = f"result of {instance.label()}"
@@ -396,6 +402,11 @@ class Stepping:
         self, step: JournalStep, attempt: Attempt, failure: Failure, now_ms: int, next_ms: int | None
     ) -> None:
         self._journal.fail(step, attempt, failure, now_ms, next_ms)
+        if _logger.isEnabledFor(logging.INFO):
+            # From the record and not from the error, whose text may raise or be without end.
+            where = (attempt.number, step.step_id, self._instance.label())
+            text = error_traceback(failure.detail)
+            _logger.info("attempt %d of step %r of %s failed: %s\n%s", *where, failure.message, text)
         request = self._find(step.step_id)
         if request is None:
             return

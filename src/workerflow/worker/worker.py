@@ -77,6 +77,7 @@ class Worker:
         self._ready: dict[int, Instance] = {}
         self._is_pump_scheduled = False
         self._is_halted = False
+        self._takes_writes = True
         self.gated_deliveries: set[int] = set()
         self.inputs = Inputs()
         self._starved: dict[int, None] = {}
@@ -177,10 +178,13 @@ class Worker:
         self._stall.close()
 
     async def _settle(self) -> None:
+        if not self._takes_writes:
+            return  # Waited for once: the next one would be no better.
         try:
             async with asyncio.timeout(max(self._settings.stop_grace_s, SETTLE_S_MIN)):
                 await self.committer.settle()
         except TimeoutError:
+            self._takes_writes = False
             _logger.error("the database takes no writes: the engine stops as if it had crashed")
 
     def is_awake(self, instance: Instance) -> bool:
