@@ -639,7 +639,8 @@ async def test_opening_and_closing_fifty_times_leaves_no_file_and_no_thread_open
         files.append(open_files())
         threads.append(threading.active_count())
     assert files[-1] <= files[5]
-    assert threads[-1] <= threads[5]
+    # A thread for plain callbacks ends on its own, a moment after its engine.
+    assert threads[-1] <= threads[5] + 2
     assert contents(tmp_path).keys() == {"a.db", "a.db-lock"}
 
 
