@@ -44,11 +44,11 @@ async def test_an_instance_stays_until_its_completion_handler_has_ended_and_is_d
     handler = Gate()
 
     @definition
-    async def Ends(self: Any) -> str:
+    async def InMemoryEnds(self: Any) -> str:
         return "done"
 
     class Delivering(WorkflowRuntime[None, str]):
-        definition = Ends
+        definition = InMemoryEnds
 
         async def completion(self, event: WorkflowCompletionEvent) -> None:
             await handler()
@@ -62,7 +62,7 @@ async def test_an_instance_stays_until_its_completion_handler_has_ended_and_is_d
         await engine.run_until_idle()
 
         assert query(engine, "select attempts, delivered_at is not null from deliveries") == [(1, 1)]
-        assert in_memory("Ends") == 0
+        assert in_memory("InMemoryEnds") == 0
         await engine.advance(DAY)
         assert handler.calls == 1
 
@@ -98,7 +98,7 @@ async def cancel(handle: WorkflowHandle[Any]) -> None:
 @async_test
 async def test_a_verb_that_changes_nothing_leaves_nothing_in_memory(state: str, verb: Any) -> None:
     @definition
-    async def Resting(self: Any) -> None:
+    async def InMemoryResting(self: Any) -> None:
         if state == "held":
             for _ in range(1000):
                 await asyncio.sleep(0)  # noqa: TID251  # the mistake for which it is held
@@ -106,28 +106,28 @@ async def test_a_verb_that_changes_nothing_leaves_nothing_in_memory(state: str, 
             await self.wait("never", "never")
 
     settings = Settings(hibernate_after_s=1, handles_per_drive_max=100)
-    async with SimulatedEngine([Resting], settings=settings) as engine:
-        handles = [engine.get(Resting, f"instance-{number}") for number in range(COUNT)]
+    async with SimulatedEngine([InMemoryResting], settings=settings) as engine:
+        handles = [engine.get(InMemoryResting, f"instance-{number}") for number in range(COUNT)]
         for handle in handles:
             await handle.create()
             if state == "paused":
                 await handle.pause()
         await engine.advance(60)
         assert (await handles[0].info()).held is not None if state == "held" else True
-        assert in_memory("Resting") == 0
+        assert in_memory("InMemoryResting") == 0
 
         for handle in handles:
             await verb(handle)
         await engine.advance(60)
 
-        assert in_memory("Resting") == 0
+        assert in_memory("InMemoryResting") == 0
 
 
 @pytest.mark.parametrize("state", ["ended", "running", "unknown"])
 @async_test
 async def test_asking_for_results_leaves_nothing_in_memory(state: str) -> None:
     @definition
-    async def Asked(self: Any) -> str:
+    async def InMemoryAsked(self: Any) -> str:
         if state == "running":
             await self.wait("never", "never")
         return "done"
@@ -135,14 +135,14 @@ async def test_asking_for_results_leaves_nothing_in_memory(state: str) -> None:
     async def ask(first: int) -> None:
         for number in range(first, first + 300):
             if state == "ended":
-                assert await engine.get(Asked, str(number)).result(timeout=5) == "done"
+                assert await engine.get(InMemoryAsked, str(number)).result(timeout=5) == "done"
             else:
                 with pytest.raises(TimeoutError):
-                    await engine.get(Asked, str(number)).result(timeout=0)
+                    await engine.get(InMemoryAsked, str(number)).result(timeout=0)
 
-    async with SimulatedEngine([Asked]) as engine:
+    async with SimulatedEngine([InMemoryAsked]) as engine:
         if state != "unknown":
-            await asyncio.gather(*(engine.get(Asked, str(number)).create() for number in range(600)))
+            await asyncio.gather(*(engine.get(InMemoryAsked, str(number)).create() for number in range(600)))
             await engine.advance(60)
         await ask(0)
         before = await objects()
@@ -157,7 +157,7 @@ async def test_what_a_command_by_mail_has_stopped_leaves_memory(verb: str) -> No
     gate = Gate()
 
     @definition
-    async def Stopped(self: Any) -> None:
+    async def InMemoryStoppedByMail(self: Any) -> None:
         if verb == "cancel":
             await self.run("call", gate)
         await self.wait("never", "never")
@@ -165,23 +165,23 @@ async def test_what_a_command_by_mail_has_stopped_leaves_memory(verb: str) -> No
     # Longer than the test: only what is stopped may leave.
     settings = Settings(hibernate_after_s=1 if verb == "pause" else 3600)
     async with (
-        SimulatedEngine([Stopped], settings=settings) as engine,
-        Engine(engine.url, [Stopped], execute=False) as client,
+        SimulatedEngine([InMemoryStoppedByMail], settings=settings) as engine,
+        Engine(engine.url, [InMemoryStoppedByMail], execute=False) as client,
     ):
         for number in range(COUNT):
-            await engine.get(Stopped, str(number)).create()
+            await engine.get(InMemoryStoppedByMail, str(number)).create()
             if verb == "cancel":
                 await gate.begun()
-        assert in_memory("Stopped") == COUNT
+        assert in_memory("InMemoryStoppedByMail") == COUNT
 
         for number in range(COUNT):
-            await getattr(client.get(Stopped, str(number)), verb)()
+            await getattr(client.get(InMemoryStoppedByMail, str(number)), verb)()
         await engine.run_until_idle()
         if verb == "pause":
             await engine.advance(60)
 
         assert query(engine, "select count(*) from instances where status in ('paused', 'cancelled')") == [(COUNT,)]
-        assert in_memory("Stopped") == 0
+        assert in_memory("InMemoryStoppedByMail") == 0
 
 
 @async_test
@@ -191,16 +191,16 @@ async def test_a_callback_that_is_cancelled_before_its_first_step_is_forgotten(
     call = Callback()
 
     @definition
-    async def AtOnce(self: Any) -> None:
+    async def InMemoryAtOnce(self: Any) -> None:
         await self.run("call", call, timeout=3600)
 
-    async with SimulatedEngine([AtOnce]) as engine:
+    async with SimulatedEngine([InMemoryAtOnce]) as engine:
         for number in range(COUNT):
-            handle = engine.get(AtOnce, str(number))
+            handle = engine.get(InMemoryAtOnce, str(number))
             await handle.create()
             await handle.cancel()
         await engine.run_until_idle()
-        assert in_memory("AtOnce") == 0
+        assert in_memory("InMemoryAtOnce") == 0
 
         # Whatever counts as running is reported as stuck after half an hour, when somebody looks.
         await engine.advance(DAY)
@@ -214,18 +214,18 @@ async def test_an_end_that_came_before_its_grace_was_over_leaves_nothing_in_memo
     gate = Gate()
 
     @definition
-    async def Graceful(self: Any) -> str:
+    async def InMemoryGraceful(self: Any) -> str:
         self.run("call", gate)
         await self.wait("go", "go")
         return "done"
 
-    async with SimulatedEngine([Graceful]) as engine:
+    async with SimulatedEngine([InMemoryGraceful]) as engine:
         for number in range(COUNT):
-            handle = engine.get(Graceful, str(number))
+            handle = engine.get(InMemoryGraceful, str(number))
             await handle.create()
             await gate.begun()
             await handle.send("go")
             assert await handle.result(timeout=5) == "done"
         await engine.run_until_idle()
         # The clock has not moved: the timer of the grace would still be there.
-        assert in_memory("Graceful") == 0
+        assert in_memory("InMemoryGraceful") == 0
