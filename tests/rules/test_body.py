@@ -1173,8 +1173,10 @@ async def test_a_body_that_does_not_yield_is_reported_with_its_instance_and_the_
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-            reported.set()
+            # Another engine of this process may still have something to say.
+            if "not yielded" in record.getMessage():
+                messages.append(record.getMessage())
+                reported.set()
 
     @definition
     async def Blocking(self):
