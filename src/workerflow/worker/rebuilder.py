@@ -118,11 +118,13 @@ class Rebuilder:
         self._worker.ready(instance)
 
     def _hold(self, instance: Instance, is_stored: bool, inputs: list[Input], reason: str) -> None:
-        for item in inputs:
-            if not item.is_outcome:
-                item.reject(WorkflowHeldError(instance.workflow, instance.instance_id, reason))
         self._kept[instance.key] = [item for item in inputs if item.is_outcome]
         if not is_stored:
             self._worker.remove(instance)  # There is nothing to hold: the next create begins anew.
         elif instance.status not in TERMINAL:
             instance.hold(reason)
+        error = WorkflowHeldError(instance.workflow, instance.instance_id, reason)
+        for item in inputs:
+            if not item.is_outcome:
+                # When the hold is durable: whoever is told of it must find it.
+                self._worker.committer.when_durable(NO_KEY, item.reject, (error,))
