@@ -16,10 +16,10 @@ async def effect() -> int:
     line = f"{attempt.instance_id} {attempt.step_id}\n".encode()
     descriptor = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, line)
-    os.close(descriptor)
     os.write(1, line)
-    # Long enough for a kill to find it in flight.
-    await asyncio.sleep(0.005)  # noqa: TID251  # the callback of a real process, killed in real time
+    # A real wait, for the disk, in which a kill may find it.
+    await asyncio.to_thread(os.fsync, descriptor)
+    os.close(descriptor)
     return 1
 
 

@@ -16,13 +16,14 @@ from tests.support import Callback, async_test, definition, query, started, stat
 from workerflow import (
     DatabaseUnavailableError,
     Engine,
+    EngineClosedError,
     RunStep,
     Settings,
     SleepStep,
     WaitTimeoutError,
     WorkflowHeldError,
 )
-from workerflow.store.base import Batch, StoreBusyError
+from workerflow.store.base import Batch, DeposedError, StoreBusyError
 from workerflow.store.sqlite.store import SqliteStore
 from workerflow.testing import SimulatedEngine
 
@@ -428,3 +429,32 @@ async def test_a_workflow_paused_while_it_ends_ends_after_it_is_resumed(paused_s
         await handle.resume()
         await engine.advance(2)
         assert await handle.result(timeout=5) == "done"
+
+
+@async_test
+async def test_a_caller_whose_rows_are_refused_is_answered_also_when_the_engine_ends_before_the_hold_is_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @definition
+    async def Waiting(self: Any) -> None:
+        await self.wait("go", "go")
+
+    async with started(Waiting) as (engine, handle):
+        query(
+            engine,
+            "create trigger unpausable before update of status on instances when new.status = 'paused' "
+            "begin select raise(abort, 'no pause here'); end",
+        )
+        commit = SqliteStore.commit
+        commits: list[int] = []
+
+        def lose_the_hold(store: SqliteStore, batch: Batch, *, busy_timeout_ms: int) -> None:
+            commits.append(batch.number)
+            if len(commits) == 3:  # Refused, refused again, and now the hold.
+                raise DeposedError("the database is lost")
+            commit(store, batch, busy_timeout_ms=busy_timeout_ms)
+
+        monkeypatch.setattr(SqliteStore, "commit", lose_the_hold)
+        with pytest.raises(EngineClosedError):
+            await asyncio.wait_for(handle.pause(), 10)
+        assert len(commits) == 3

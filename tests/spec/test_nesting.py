@@ -560,3 +560,24 @@ async def test_paused_instance_starts_no_nested_step_until_it_is_resumed() -> No
 
         assert await handle.result(timeout=5) == "inner"
         assert states(await step_of(handle, "outer", RunStep)) == ["succeeded"]
+
+
+@every_mode
+@async_test
+async def test_nested_step_that_its_callback_leaves_behind_is_abandoned(mode: dict[str, Any]) -> None:
+    @definition
+    async def Leaving(self: Any) -> Any:
+        async def outer() -> str:
+            self.sleep("left behind", 3600)
+            done: str = await self.run("inner", Callback("done"), returns=str)
+            return done
+
+        return [await self.run("outer", outer), await self.wait("end", "end")]
+
+    async with started(Leaving, **mode) as (engine, handle):
+        assert (await step_of(handle, "left behind", SleepStep)).abandoned_at is not None
+        assert (await handle.info()).alarm_at is None
+        await engine.crash()
+        await handle.send("end", 1)
+        await engine.run_until_idle()
+        assert await handle.result(timeout=5) == ["done", 1]

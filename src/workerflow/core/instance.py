@@ -21,6 +21,7 @@ from workerflow.core.load import Progress
 from workerflow.core.model import LEGAL_TRANSITIONS, TERMINAL, Status
 from workerflow.core.outcomes import Ending
 from workerflow.core.request import Request, Scope
+from workerflow.core.retry import RetryPolicy
 from workerflow.core.rows import Rows
 from workerflow.core.stepping import Stepping
 from workerflow.errors import InternalError, WorkflowStateError
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("workerflow")
 
+DELIVERY_RETRY = RetryPolicy(max_attempts=None, initial=1, maximum=3600)
+"""A second after the first failed delivery, doubling up to an hour, without end."""
+
 
 class Host(Protocol):
     """What an instance needs of the worker that has it in memory."""
@@ -38,7 +42,6 @@ class Host(Protocol):
     rows: Rows
     handles_max: int
     value_bytes_max: int
-    recoveries_max: int
     always_replay: bool
     incarnation: int
 
@@ -157,13 +160,11 @@ class Instance:
         self.save_progress()
         self.host.ready(self)
 
-    def pause(self) -> bool:
+    def pause(self) -> None:
         """Pause a running instance: callbacks in flight go on and are recorded, nothing else starts."""
-        if self.status != "running":
-            return False
-        self._move("paused", self.host.now_ms(), "paused")
-        self.save_progress()
-        return True
+        if self.status == "running":
+            self._move("paused", self.host.now_ms(), "paused")
+            self.save_progress()
 
     def resume(self) -> None:
         """Run again; also release a held instance, whatever its status. WorkflowStateError if it is neither."""
@@ -182,12 +183,10 @@ class Instance:
         self.save_progress()
         self.host.ready(self)
 
-    def cancel(self, reason: str | None) -> bool:
+    def cancel(self, reason: str | None) -> None:
         """End at once as cancelled; callbacks in flight are cancelled and their attempts end in the same batch."""
-        if self.status in TERMINAL:
-            return False
-        self._end(Ending("cancelled"), CANCELLED, reason)
-        return True
+        if self.status not in TERMINAL:
+            self._end(Ending("cancelled"), CANCELLED, reason)
 
     def receive(
         self, name: str, payload: str | None, event_id: str | None, sent_ms: int | None = None
@@ -318,8 +317,7 @@ class Instance:
         if error is None:
             self._plan_delivery(None, now_ms, None)
         else:
-            delay_ms = min(3_600_000, 1000 * 2 ** min(self.delivery_attempts - 1, 12))
-            self._plan_delivery(now_ms + delay_ms, None, error)
+            self._plan_delivery(now_ms + DELIVERY_RETRY.delay_ms(self.delivery_attempts, 0.0), None, error)
 
     def _plan_delivery(self, next_ms: int | None, delivered_ms: int | None, error: str | None) -> None:
         self.delivery_ms = next_ms

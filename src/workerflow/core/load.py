@@ -106,7 +106,6 @@ class Progress(NamedTuple):
 class DeliveryRow(NamedTuple):
     """One row of ``deliveries`` without its instance's key."""
 
-    number: int
     attempts: int
     next_attempt_at: int | None
     delivered_at: int | None

@@ -416,9 +416,7 @@ class Stepping:
             self._has_outcome(request, step)
 
     def _has_outcome(self, request: Request, step: JournalStep) -> None:
-        self._instance.deadlines.remove(step.step_id)
-        if step.event_name is not None:
-            self._waits.get(step.event_name, set()).discard(step.step_id)
+        self._unwatch(step)
         if request.scope is not None:
             self._host.when_durable(self._instance, self.nesting.resolve, request, self._values)
         elif self.execution is not None and step.step_id in self.execution.pending:
@@ -440,9 +438,7 @@ class Stepping:
         """The body no longer waits for this step: no alarm, no event, no callback."""
         if step is None or step.sequence is not None:
             return
-        self._instance.deadlines.remove(step.step_id)
-        if step.event_name is not None:
-            self._waits.get(step.event_name, set()).discard(step.step_id)
+        self._unwatch(step)
         scope = self.in_flight.get(step.step_id)
         if scope is not None:
             self._cut(scope, ABANDONED, now_ms)
@@ -452,6 +448,11 @@ class Stepping:
             self._journal.abandon(step, now_ms)
         for child in step.children:
             self._abandon(child, now_ms)
+
+    def _unwatch(self, step: JournalStep) -> None:
+        self._instance.deadlines.remove(step.step_id)
+        if step.event_name is not None:
+            self._waits.get(step.event_name, set()).discard(step.step_id)
 
     def _cut(self, scope: Scope, failure: Failure, now_ms: int) -> None:
         step, attempt = self._close_scope(scope)
@@ -472,7 +473,7 @@ class Stepping:
                 self.in_flight[scope.step_id] = current
             return step, None
         for step_id in self.nesting.end(scope):
-            self._instance.deadlines.remove(step_id)
+            self._abandon(self._journal.steps.get(step_id), self._host.now_ms())
         attempt = step.in_flight
         return step, attempt if attempt is not None and attempt.number == scope.attempt else None
 

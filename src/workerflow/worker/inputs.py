@@ -54,3 +54,10 @@ class Inputs:
     def take(self, key: int) -> list[Input]:
         """Remove and give those of an instance, oldest first."""
         return self._by_key.pop(key, [])
+
+    def take_all(self) -> list[Input]:
+        """Remove and give those of every instance."""
+        items = [item for items in self._by_key.values() for item in items]
+        self._by_key.clear()
+        self._order.clear()
+        return items

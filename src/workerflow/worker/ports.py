@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from workerflow.codec import UNDECLARED, UNSET, checked_text, dump_json, is_exact_json, store_self_declared
 from workerflow.core.context import step_record
@@ -110,7 +110,7 @@ class LocalPort(Port):
             lambda instance: (*receive(instance, name, text, event_id), instance)
         )
         if event_row is None:
-            return Receipt(receipt)
+            return cast(Receipt, receipt)
         # Only now: the instance may have had to be loaded and replayed before a wait could have it.
         return Receipt.queued if instance.is_unused(event_row) else Receipt.used
 

@@ -126,5 +126,15 @@ class Rebuilder:
         error = WorkflowHeldError(instance.workflow, instance.instance_id, reason)
         for item in inputs:
             if not item.is_outcome:
-                # When the hold is durable: whoever is told of it must find it.
-                self._worker.committer.when_durable(NO_KEY, item.reject, (error,))
+                self._tell_when_durable(item, error)
+
+    def _tell_when_durable(self, item: Input, error: WorkflowHeldError) -> None:
+        # Not at once: whoever is told of a hold must find it. Until then it stays an input, one that does nothing, so
+        # that an engine that is closed before still answers.
+        committer = self._worker.committer
+        self._worker.inputs.add(NO_KEY, item._replace(apply=_nothing, batch_number=committer.number))
+        committer.when_durable(NO_KEY, item.reject, (error,))
+
+
+def _nothing(instance: Instance) -> None:
+    """What a rejected input does."""

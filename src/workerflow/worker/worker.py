@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from workerflow.codec import Stored
@@ -170,9 +171,9 @@ class Worker:
         self.wake_ups.close()
         for timer in self._graces.values():
             timer.cancel()
+        for item in self.inputs.take_all():
+            item.reject(EngineClosedError("the engine was closed before the instance could answer; ask the next one"))
         for instance in list(self.live.values()):
-            for item in self.inputs.take(instance.key):
-                item.reject(EngineClosedError(f"the engine was closed before {instance.label()} could answer"))
             self.remove(instance)
         self._ready.clear()
         self._stall.close()
@@ -303,7 +304,7 @@ class Worker:
         ready, self._ready = self._ready, {}
         for instance in ready.values():
             if not instance.is_discarded:
-                self.guarded(instance, lambda instance=instance: self._drive(instance))  # type: ignore[misc]  # a default binds it
+                self.guarded(instance, partial(self._drive, instance))
         if self._starved and not self.is_stopping and self.attempts.has_free_thread():
             self.place_is_free()  # The one that was woken for it had no use for it any more.
         self.committer.schedule()

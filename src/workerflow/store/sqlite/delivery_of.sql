@@ -1,2 +1,2 @@
 -- The completion delivery of one instance.
-select number, attempts, next_attempt_at, delivered_at from deliveries where instance_key = ?1;
+select attempts, next_attempt_at, delivered_at from deliveries where instance_key = ?1;
