@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,3 +65,24 @@ def watched(definition: type[WorkflowDefinition[Any, Any]]) -> type[Watched]:
 def attempt_states(steps: Iterable[RunStep | SleepStep | WaitStep]) -> dict[str, list[str]]:
     """The states of the attempts of every run step, oldest first, by step id."""
     return {step.id: [attempt.state for attempt in step.attempts] for step in steps if isinstance(step, RunStep)}
+
+
+class Thread:
+    """A plain callback: it says when it has begun and returns when it is let go."""
+
+    def __init__(self, result=None):
+        self.calls = 0
+        self.begun = threading.Semaphore(0)
+        self.release = threading.Event()
+        self.names = []
+        self._result = result
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        self.names.append(threading.current_thread().name)
+        self.begun.release()
+        assert self.release.wait(30)
+        return self._result
+
+    async def has_begun(self):
+        assert await asyncio.get_running_loop().run_in_executor(None, self.begun.acquire, True, 10)
