@@ -3,6 +3,8 @@
 VENV ?= .venv
 # The Python to make $(VENV) with. Empty: the first of 3.13, 3.12 and 3.11 that runs.
 PYTHON ?=
+# How the engines of the tests run: see tests/conftest.py.
+MODES ?= normal always-replay hibernating
 
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
@@ -13,7 +15,7 @@ CODE := src tests $(wildcard examples bench)
 WORKS := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format check test demo bench clean
+.PHONY: help setup format check test spec demo bench clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,8 +48,14 @@ check: $(STAMP) ## Check layout, lint, types, layers and tidiness
 	$(BIN)/lint-imports --no-logo
 	$(RUN) pytest --quiet tests/test_tidy.py
 
-test: $(STAMP) ## Run all tests and the examples in docstrings; ARGS="-k name -x" goes to pytest
-	$(RUN) pytest $(ARGS)
+test: $(STAMP) ## Run all tests in each mode; MODES=normal ARGS="-k name -x" runs less
+	@set -e; for mode in $(MODES); do \
+	    echo "$(RUN) pytest --numprocesses auto --mode $$mode $(ARGS)"; \
+	    $(RUN) pytest --numprocesses auto --mode $$mode $(ARGS); \
+	done
+
+spec: $(STAMP) ## Show every behaviour, the tests that show it, and whether they pass
+	$(RUN) pytest -p tests.laws --quiet
 
 demo: $(STAMP) ## Watch a workflow survive a crash
 	$(RUN) examples.demo

@@ -19,7 +19,10 @@ MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
 # What users or the command line import or run, so that no other module needs to.
-ENTRIES = {"workerflow", "workerflow.cli", "workerflow.console", "workerflow.telemetry", "workerflow.testing"}
+ENTRIES = {
+    "workerflow", "workerflow.cli", "workerflow.console", "workerflow.telemetry", "workerflow.testing",
+    "workerflow.testing.pytest_plugin",
+}  # fmt: skip
 
 TEXT_FOLDERS = (".ci", "bench", "docs", "examples", "src", "tests")
 TEXT_SUFFIXES = {"", ".md", ".py", ".sql", ".toml", ".txt", ".yaml", ".yml"}

@@ -202,7 +202,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 def _holder_defect(place: Place) -> str | None:
     if any(holder.original is place.original for holder in place.holders()):
-        return f"a value that contains itself {NOT_JSON}"
+        return f"a {type(place.original).__name__} that contains itself {NOT_JSON}"
     return nesting_defect(place)
 
 
@@ -225,12 +225,12 @@ def _encoding_defect(place: Place, encode: Callable[[Any], object]) -> str | Non
 def leaf_defect(value: Any) -> str | None:
     """Say why a single value cannot be stored whatever type is declared for it, or None."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{value!r} cannot be stored: {NOT_FINITE}"
+        return f"{shown(value)} cannot be stored: {NOT_FINITE}"
     if isinstance(value, Decimal) and not value.is_finite():
-        return f"{value!r} cannot be stored: {NOT_FINITE}"
+        return f"{shown(value)} cannot be stored: {NOT_FINITE}"
     if isinstance(value, str) and (found := _UNTEXTUAL.search(value)):
         return (
-            f"the text has {found[0]!r} at index {found.start()}: NUL characters and lone surrogates "
+            f"the {type(value).__name__} has {found[0]!r} at index {found.start()}: NUL characters and lone surrogates "
             "are not allowed, because not every database can store them; remove them, or store bytes"
         )
     if isinstance(value, (datetime, time)) and value.utcoffset() is None:

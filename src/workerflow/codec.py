@@ -81,7 +81,7 @@ class ValueType:
         >>> value_type(list[float]).store([1.5, float("inf")], "result of step 'a'")
         Traceback (most recent call last):
         ...
-        workerflow.errors.InvalidValueError: result of step 'a': inf cannot be stored: \
+        workerflow.errors.InvalidValueError: result of step 'a': float inf cannot be stored: \
 NaN or infinite numbers are not allowed; use None, a string, or leave the number out (at $[1])
         """
         try:
@@ -260,6 +260,20 @@ def checked_text(text: str, what: str) -> str:
         raise DefinitionError(f"{what} must be a str, got {_same.shown(text)}")
     if _same.leaf_defect(text) is not None:
         raise DefinitionError(f"{what} {reprlib.repr(text)} has NUL characters or lone surrogates; remove them")
+    return text
+
+
+def checked_json(text: str, what: str) -> str:
+    """Return *text*, or raise InvalidValueError when it is not the JSON text of a value that can be stored.
+
+    >>> checked_json("[1]", "result")
+    '[1]'
+    """
+    try:
+        value = load_json(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise _invalid(what, f"{_same.shown(text)} is not JSON text: {error}", "$") from error
+    UNDECLARED.store(value, what)
     return text
 
 

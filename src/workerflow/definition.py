@@ -295,8 +295,8 @@ def check_definition(definition: Any) -> None:
 
 def checked_id(text: Any, what: str) -> str:
     """An id or a name as it is, or DefinitionError: it must be 1 to 500 printable characters."""
-    if not isinstance(text, str) or not text:
-        raise DefinitionError(f"{what} {text!r} must be a non-empty string")
+    if not isinstance(text, str) or not text.strip():
+        raise DefinitionError(f"{what} {text!r} must be a non-empty string, and not only of blanks")
     return _checked_id(text, what)
 
 

@@ -17,13 +17,14 @@ from weakref import WeakKeyDictionary
 
 from workerflow.core.instance import Instance
 from workerflow.core.model import InstanceSummary, Status, optional_datetime, to_datetime, to_milliseconds
+from workerflow.core.request import Scope
 from workerflow.definition import WorkflowDefinition, checked_id
 from workerflow.effects import Effects, SystemEffects, set_done, wait_until
 from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError
 from workerflow.handle import WorkflowHandle
 from workerflow.runtime import WorkflowRuntime
 from workerflow.settings import Settings
-from workerflow.store.base import StoreBusyError
+from workerflow.store.base import DeposedError, StoreBusyError
 from workerflow.store.sqlite.hints import HintListener, send_hint
 from workerflow.store.sqlite.store import SqliteStore
 from workerflow.worker.ports import LocalPort, MailPort
@@ -94,7 +95,7 @@ class Engine:
         self._failure = None
         self._stop_asked = asyncio.Event()
         self._loop, self._process_id = asyncio.get_running_loop(), os.getpid()
-        store = SqliteStore(self._path, synchronous=self._settings.synchronous)
+        store = self._make_store()
         incarnation = await self._open(store)
         self._store = store
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="workerflow-sender")
@@ -200,6 +201,9 @@ class Engine:
                     raise
             await wait_until(self._effects, self._effects.now_ms() + LOCK_LOOK_AGAIN_MS)
 
+    def _make_store(self) -> SqliteStore:
+        return SqliteStore(self._path, synchronous=self._settings.synchronous)
+
     def _open_now(self, store: SqliteStore) -> int:
         now_ms = self._effects.now_ms()
         store.open(execute=self._execute, now_ms=now_ms)
@@ -218,6 +222,7 @@ class Engine:
             incarnation,
             always_replay=self._always_replay,
             on_status=self._status_changed,
+            on_attempt=self._attempt_begins,
             on_failure=self._failed,
             runtime_of=self._runtime,
         )
@@ -315,6 +320,9 @@ class Engine:
         except BaseException:  # A hook is best effort: it must not stop what it watches, not even with SystemExit.
             _logger.exception("on_status_change(%r) of %s raised", status, instance.label())
 
+    def _attempt_begins(self, scope: Scope) -> None:
+        """A callback is about to be entered; its attempt is durable. For those who watch."""
+
     def _changed(self, workflow: str, instance_id: str) -> asyncio.Future[None]:
         """A future that is done when the instance may have ended or been held."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -336,6 +344,8 @@ class Engine:
             self._changes.pop(name, None)
 
     def _failed(self, error: BaseException) -> None:
+        if isinstance(error, DeposedError):
+            _logger.critical("the engine on %s has lost its database and stops: %s", self.url, error)
         self._failure = EngineClosedError(f"the engine on {self.url} stopped: {error!r}")
         self._failure.__cause__ = error
         for waiters in self._changes.values():

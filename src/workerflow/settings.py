@@ -27,7 +27,8 @@ class Settings:
     * ``idle_live_max``: idle instances kept in memory, whatever ``hibernate_after_s`` says.
     * ``handles_per_drive_max``: asyncio callbacks one delivery may cause before the body counts as runaway.
     * ``recoveries_max``: take-overs with attempts in flight and no outcome in between before an instance is held.
-    * ``delivery_lease_s``: after this time a completion delivery without an answer is tried again.
+    * ``delivery_lease_s``: how long a process may take over a completion delivery. On an SQLite file, which one process
+      has, a delivery without an answer is tried again at the next start, and never beside one that is under way.
     * ``value_bytes_max`` and ``value_bytes_warn``: size of one stored value at which it is refused, or logged.
     * ``inline_commit_ms``: commits slower than this move to the writer thread.
     * ``synchronous``: SQLite's setting. ``FULL`` loses nothing acknowledged at a power loss; ``NORMAL`` may.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
-from workerflow.codec import UNSET, load_json
+from workerflow.codec import UNSET, checked_json, checked_text, load_json
 from workerflow.core.failure import Failure
 from workerflow.core.journal import Attempt, Journal, JournalStep
 from workerflow.core.model import (
@@ -20,7 +21,7 @@ from workerflow.core.model import (
 )
 from workerflow.core.retry import DEFAULT_RETRY, RetryPolicy, check_max_attempts
 from workerflow.core.rows import Rows
-from workerflow.errors import StepError
+from workerflow.errors import DefinitionError, InvalidValueError, StepError
 
 
 class WorkflowRuntimeContext:
@@ -47,7 +48,7 @@ class WorkflowRuntimeContext:
         check_max_attempts(max_attempts, f"run step {step_id!r}")
         step = self._get(step_id, "run", parent_step_id)
         if step is None:
-            step = self._journal.create(step_id, "run", parent_step_id, to_milliseconds(now), max_attempts)
+            step = self._journal.create(step_id, "run", parent_step_id, _milliseconds(now), max_attempts)
         return _run_record(step)
 
     def get_or_create_sleep_step(
@@ -56,8 +57,8 @@ class WorkflowRuntimeContext:
         """The sleep step *step_id*; when it is new, waking at *wake_at*. A second call keeps the first wake time."""
         step = self._get(step_id, "sleep", parent_step_id)
         if step is None:
-            wake_ms = to_milliseconds(wake_at)
-            step = self._journal.create(step_id, "sleep", parent_step_id, to_milliseconds(now), wake_ms=wake_ms)
+            wake_ms = _milliseconds(wake_at)
+            step = self._journal.create(step_id, "sleep", parent_step_id, _milliseconds(now), wake_ms=wake_ms)
         return _sleep_record(step)
 
     def get_or_create_wait_step(
@@ -70,22 +71,22 @@ class WorkflowRuntimeContext:
         parent_step_id: str | None = None,
     ) -> WaitStep:
         """The wait step *step_id*; when it is new, the oldest queued event of the name satisfies it at once."""
-        if not event_name:
-            raise StepError(f"wait step {step_id!r}: an event name must not be empty")
+        _checked(event_name, f"event name of wait step {step_id!r}")
         step = self._get(step_id, "wait", parent_step_id)
         if step is None:
-            now_ms = to_milliseconds(now)
-            timeout_ms = None if timeout_at is None else to_milliseconds(timeout_at)
+            now_ms = _milliseconds(now)
+            timeout_ms = None if timeout_at is None else _milliseconds(timeout_at)
             step = self._journal.create(
                 step_id, "wait", parent_step_id, now_ms, event_name=event_name, timeout_ms=timeout_ms
             )
-            self._journal.claim(step, now_ms)
+            if (event := self._journal.event_for(step)) is not None:
+                self._journal.claim(step, event, now_ms)
         return _wait_record(step)
 
     def handle_run_attempt_started(self, step_id: str, *, now: datetime) -> RunStepAttempt:
         """Start the next attempt."""
         step = self._journal.step(step_id, "run")
-        return _attempt_record(step, self._journal.start_attempt(step, to_milliseconds(now)))
+        return _attempt_record(step, self._journal.start_attempt(step, _milliseconds(now)))
 
     def handle_run_attempt_succeeded(
         self, step_id: str, result_json: str | None = None, *, now: datetime, attempt_id: str | None = None
@@ -93,8 +94,8 @@ class WorkflowRuntimeContext:
         """End the attempt in progress, or the one named, with this JSON text; None is the absent result."""
         step, attempt = self._in_progress(step_id, attempt_id)
         if result_json is not None:
-            load_json(result_json)
-        self._journal.succeed(step, attempt, result_json, to_milliseconds(now))
+            _storable(checked_json, result_json, f"result of step {step_id!r}")
+        self._journal.succeed(step, attempt, result_json, _milliseconds(now))
         return _attempt_record(step, attempt)
 
     def handle_run_attempt_failed(
@@ -110,7 +111,9 @@ class WorkflowRuntimeContext:
     ) -> RunStepAttempt:
         """End the attempt in progress, or the one named, badly; plan the next one if the step has any left."""
         step, attempt = self._in_progress(step_id, attempt_id)
-        now_ms = to_milliseconds(now)
+        now_ms = _milliseconds(now)
+        _storable(checked_text, error_message, f"error message of step {step_id!r}")
+        _storable(checked_text, error_name or "", f"error name of step {step_id!r}")
         next_ms = None if is_non_retryable else next_attempt_ms(step, retry, now_ms, 0.0)
         self._journal.fail(step, attempt, Failure(error_name or None, error_message, None), now_ms, next_ms)
         return _attempt_record(step, attempt)
@@ -118,13 +121,13 @@ class WorkflowRuntimeContext:
     def handle_sleep_step_elapsed(self, step_id: str, *, now: datetime) -> SleepStep:
         """Mark a waiting sleep as elapsed. The wake time is not checked."""
         step = self._journal.step(step_id, "sleep")
-        self._journal.resolve(step, "elapsed", to_milliseconds(now))
+        self._journal.resolve(step, "elapsed", _milliseconds(now))
         return _sleep_record(step)
 
     def handle_wait_step_timed_out(self, step_id: str, *, now: datetime) -> WaitStep:
         """Mark a waiting wait as timed out; refused while its deadline is still ahead."""
         step = self._journal.step(step_id, "wait")
-        now_ms = to_milliseconds(now)
+        now_ms = _milliseconds(now)
         if step.state == "waiting" and step.timeout_ms is not None and step.timeout_ms > now_ms:
             raise StepError(
                 f"wait step {step_id!r} cannot time out yet: its deadline is {to_datetime(step.timeout_ms)}"
@@ -141,8 +144,7 @@ class WorkflowRuntimeContext:
         return [step_record(step) for step in self._journal.steps.values()]
 
     def _get(self, step_id: str, kind: str, parent_id: str | None) -> JournalStep | None:
-        if not step_id:
-            raise StepError("a step id must not be empty")
+        _checked(step_id, "step id")
         step = self._journal.steps.get(step_id)
         if step is not None and (step.kind != kind or step.parent_id != parent_id):
             raise StepError(
@@ -163,6 +165,25 @@ class WorkflowRuntimeContext:
             if attempt_identity(step_id, attempt.number) == attempt_id:
                 return step, attempt
         raise StepError(f"attempt {attempt_id!r} of step {step_id!r} not found")
+
+
+def _checked(name: str, what: str) -> None:
+    _storable(checked_text, name, what)
+    if not name:
+        raise StepError(f"the {what} must not be empty")
+
+
+def _storable(check: Callable[[str, str], str], text: str, what: str) -> None:
+    try:
+        check(text, what)
+    except (DefinitionError, InvalidValueError) as error:
+        raise StepError(str(error)) from error
+
+
+def _milliseconds(moment: datetime) -> int:
+    if moment.utcoffset() is None or (milliseconds := to_milliseconds(moment)) < 0:
+        raise StepError(f"{moment!r} cannot be stored; use an aware time since 1970")
+    return milliseconds
 
 
 def next_attempt_ms(step: JournalStep, retry: RetryPolicy, now_ms: int, random: float) -> int | None:

@@ -37,7 +37,9 @@ class Execution:
         self.drift: str | None = None
         self.is_dead = False
         self.is_drained = False
-        self._is_replay = instance.journal.next_sequence > 1
+        # What an earlier body has heard, this one hears again; -1: there was none.
+        self._replays_until = instance.journal.heard
+        self._heard = 0
         self._definition = definition
         self._now_ms = started_ms
         self._used_ids: set[str] = set()
@@ -49,6 +51,7 @@ class Execution:
 
     def begin(self) -> None:
         """Run ``execute()`` up to its first waits."""
+        self._note_heard()
         bind(self._definition, self)
         self._loop.schedule(self._create_root, context=self._context)
         self._loop.drive()
@@ -63,7 +66,7 @@ class Execution:
 
     def next_outcome(self) -> Request | None:
         """Take the next request to be told its outcome; None when the body has cancelled it meanwhile."""
-        _, step_id = heappop(self._outcomes)
+        self._heard, step_id = heappop(self._outcomes)
         return self.pending.pop(step_id, None)
 
     def deliver(self, request: Request, value: Any, error: BaseException | None, at_ms: int) -> None:
@@ -71,11 +74,16 @@ class Execution:
         future = request.future
         assert future is not None
         self._now_ms = max(self._now_ms, at_ms)
+        self._note_heard()
         if error is None:
             self._loop.schedule(_resolve, future, value, context=self._context)
         else:
             self._loop.schedule(_reject, future, error, context=self._context)
         self._loop.drive()
+
+    def _note_heard(self) -> None:
+        journal = self.instance.journal
+        journal.heard = max(journal.heard, self._heard)
 
     @property
     def is_done(self) -> bool:
@@ -128,7 +136,7 @@ class Execution:
         return self._now_ms
 
     def is_replaying(self) -> bool:
-        return self._is_replay and not self.is_drained
+        return self._heard <= self._replays_until and not self.is_drained
 
     def seed(self) -> str:
         return self.instance.nonce

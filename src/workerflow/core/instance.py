@@ -240,11 +240,11 @@ class Instance:
             self.finish()
         self.save_progress()
 
-    def act_on_deadlines(self, now_ms: int) -> None:
+    def act_on_deadlines(self) -> None:
         """Act on the deadlines that have passed."""
         if not self.is_drivable() or self.ending is not None:
             return
-        self.stepping.act_on_deadlines(now_ms)
+        self.stepping.act_on_deadlines()
         self.save_progress()
 
     def ask_nested(self, request: Request, scope: Scope, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:

@@ -127,13 +127,15 @@ class Inbound(NamedTuple):
 class Journal:
     """Everything recorded inside one instance."""
 
-    __slots__ = ("event_ids", "instance_key", "next_acceptance", "next_sequence", "rows", "steps", "unclaimed")
+    __slots__ = ("event_ids", "heard", "instance_key", "next_acceptance", "next_sequence", "rows", "steps", "unclaimed")
 
     def __init__(self, instance_key: int, rows: Rows) -> None:
         self.instance_key = instance_key
         self.rows = rows
         self.steps: dict[str, JournalStep] = {}
         self.next_sequence = 1
+        # The last outcome that a body was told, 0 for a body that was told none, -1 as long as there was no body.
+        self.heard = -1
         self.next_acceptance = 1
         self.unclaimed: dict[str, deque[Inbound]] = {}
         self.event_ids: set[str] = set()
@@ -176,6 +178,8 @@ class Journal:
         """Begin the next attempt of a run step."""
         if step.in_flight is not None:
             raise StepError(f"an attempt of step {step.step_id!r} is already in progress")
+        if step.sequence is not None:
+            raise StepError(f"step {step.step_id!r} has its outcome: no attempt can follow")
         attempt = Attempt(len(step.attempts) + 1, max(now_ms, step.created_ms))
         step.attempts.append(attempt)
         step.counted += 1
@@ -239,18 +243,18 @@ class Journal:
         self.rows.inbound_insert.append((self.instance_key, event.number, name, payload, event_id, now_ms))
         return event
 
-    def claim(self, step: JournalStep, now_ms: int) -> bool:
-        """Give a waiting wait the oldest unused event of its name that came before its deadline, if there is one."""
+    def event_for(self, step: JournalStep) -> Inbound | None:
+        """The oldest unused event that a waiting wait can have: of its name, and before its deadline."""
         queue = self.unclaimed.get(step.event_name or "", ())
         limit_ms = step.timeout_ms
-        event = next((event for event in queue if limit_ms is None or event.received_ms < limit_ms), None)
-        if event is None:
-            return False
+        return next((event for event in queue if limit_ms is None or event.received_ms < limit_ms), None)
+
+    def claim(self, step: JournalStep, event: Inbound, now_ms: int) -> None:
+        """Give a wait its event."""
         self.unclaimed[event.name].remove(event)
         step.claimed = event
         self.resolve(step, "satisfied", now_ms)
         self.rows.inbound_claim.append((self.instance_key, event.number, step.step_id, step.resolved_ms))
-        return True
 
     def has_in_progress_children(self, step: JournalStep) -> bool:
         """Whether a direct child explains that this run has no outcome yet."""

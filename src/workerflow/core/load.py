@@ -160,6 +160,7 @@ def fill_journal(journal: Journal, record: InstanceRecord) -> None:
         else:
             journal.steps[event.claimed_by].claimed = inbound
     journal.next_sequence = 1 + max((step.sequence or 0 for step in journal.steps.values()), default=0)
+    journal.heard = journal.next_sequence - 1 if journal.steps else -1
     journal.next_acceptance = len(record.inbound) + 1
 
 

@@ -45,7 +45,10 @@ def duration_ms(duration: Duration, what: str) -> int:
     """
     if isinstance(duration, bool) or not isinstance(duration, int | float | timedelta):
         raise DefinitionError(f"{what}: {duration!r} is not a duration; give seconds as a number, or a timedelta")
-    if isinstance(duration, timedelta):
+    is_negative = duration < timedelta(0) if isinstance(duration, timedelta) else duration < 0
+    if is_negative:
+        milliseconds = -1  # Rounded up, a little less than nothing would be nothing.
+    elif isinstance(duration, timedelta):
         milliseconds = -(duration // timedelta(milliseconds=-1))
     elif isinstance(duration, float) and not math.isfinite(duration):
         raise DefinitionError(f"{what}: {duration!r} seconds is not a duration; give a finite number of seconds")
@@ -67,9 +70,10 @@ class RetryPolicy:
 
     After the k-th failure the next try is due ``initial × factor^(k-1)`` later, at most ``maximum`` (seconds or
     timedelta), plus a random part of up to ``jitter`` (a fraction from 0 to 1) of it. The defaults give 250, 500,
-    1000 … 10000 ms and three attempts. ``max_attempts=None`` tries for ever. ``retry_on``: exception classes, or a
-    predicate; other errors fail the step at once. ``max_elapsed``: no new try is planned to start later than this
-    after the first one started. Raises DefinitionError for values out of range.
+    1000 … 10000 ms and three attempts; an ``initial`` above 10 s needs a ``maximum``, too. ``max_attempts=None`` tries
+    for ever. ``retry_on``: exception classes, or a predicate; other errors fail the step at once. ``max_elapsed``: no
+    new try is planned to start later than this after the first one started. Raises DefinitionError for values out of
+    range.
 
     >>> [RetryPolicy().delay_ms(failures, 0.0) for failures in (1, 2, 3, 7)]
     [250, 500, 1000, 10000]

@@ -15,13 +15,14 @@ from workerflow.core.body import RunawayBodyError
 from workerflow.core.context import next_attempt_ms
 from workerflow.core.execution import Execution, drift
 from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe, error_traceback
-from workerflow.core.journal import Attempt, JournalStep
+from workerflow.core.journal import Attempt, Inbound, JournalStep
 from workerflow.core.model import TIME_MAX_MS
 from workerflow.core.nesting import Nesting
 from workerflow.core.outcomes import Ending, is_retryable, outcome_ms, outcome_of, plain_failure, stuck_failure
 from workerflow.core.request import Request, Scope
+from workerflow.core.waits import Waits
 from workerflow.definition import declared_types
-from workerflow.errors import DatabaseError, InvalidValueError
+from workerflow.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from workerflow.core.instance import Instance
@@ -40,7 +41,8 @@ class Stepping:
         self.in_flight: dict[str, Scope] = {}
         self.nesting = Nesting(instance)
         self._values: dict[str, Any] = {}
-        self._waits: dict[str, set[str]] = {}
+        self._waits = Waits(instance.journal)
+        self._is_looking_for_mail = False
         self._queued: deque[Request] = deque()
         self._starved: deque[Request] = deque()
         self._executed_levels: set[str | None] = set()
@@ -77,53 +79,77 @@ class Stepping:
             self._serve_requests(execution)
 
     def match_all(self) -> None:
-        """Let every wait have the events that were queued while the instance was paused."""
-        for name in list(self._waits):
-            self.match(name)
+        """Let the waits have the events that were queued while the instance was paused."""
+        self._waits.look_at_all()
 
     def match(self, name: str) -> None:
-        """Let the waits on this name, earliest created first, have the queued events."""
+        """An event of this name was accepted: let the waits have it."""
         execution = self.execution
         if execution is None or not execution.is_drained or not self._instance.is_drivable():
             return
-        steps = sorted(
-            (self._journal.steps[step_id] for step_id in self._waits.get(name, ())), key=lambda step: step.ordinal
-        )
-        for step in steps:
-            request = self._find(step.step_id)
-            if request is not None and request.is_pending() and self._journal.claim(step, self._host.now_ms()):
-                self._end_pass()
-                self._has_outcome(request, step)
+        self._waits.look(name)
+        if not self._is_looking_for_mail and self._happen(execution):
+            self._end_pass()
 
-    def act_on_deadlines(self, now_ms: int) -> None:
+    def act_on_deadlines(self) -> None:
         """Act on the deadlines that have passed: sleeps, waits and retries."""
         execution = self.execution
-        if execution is None or not execution.is_drained:
-            return  # The pump that is on its way will see to them.
-        due = self._instance.deadlines.pop_due(now_ms)
-        try:
-            if any(self._journal.steps[step_id].kind == "wait" for step_id in due):
-                self._host.take_mail(self._instance)
-            for step_id in due:
-                self._act_on_deadline(execution, step_id, now_ms)
-        except DatabaseError:
-            # Nothing that was due may be forgotten; what has its outcome by now is passed over.
-            for step_id in due:
-                self._instance.deadlines.set(step_id, now_ms)
-            raise
-        self._host.ready(self._instance)
+        if execution is not None and execution.is_drained:  # Otherwise the pump that is on its way will see to them.
+            self._happen(execution)
+            self._host.ready(self._instance)
 
-    def _act_on_deadline(self, execution: Execution, step_id: str, now_ms: int) -> None:
-        request = self._find(step_id)
-        if request is None or not request.is_pending():
-            return
-        if not self._instance.is_drivable():
-            self._queued.append(request)  # Paused by mail just now: it is looked at again after resume.
-        elif request.kind == "run":
-            self._queued.append(request)
-            self._end_pass()
+    def _happen(self, execution: Execution) -> bool:
+        """Let deadlines pass and waits have their events, in the order of time; whether the body has something to hear.
+
+        Only while it has not: on hearing one thing, it may give up the others, and their events are left for others.
+        """
+        now_ms = self._host.now_ms()
+        deadlines = self._instance.deadlines
+        while not (execution.has_outcome() or self._is_pass_over) and self._instance.is_drivable():
+            at_ms, match = deadlines.earliest(), self._waits.next_match()
+            # What comes at the deadline comes too late.
+            if at_ms is not None and at_ms <= now_ms and (match is None or at_ms <= match[1].received_ms):
+                self._pass_deadlines(execution, at_ms, now_ms)
+            elif match is not None:
+                self._claim(*match, now_ms)
+            else:
+                break
+        return execution.has_outcome()
+
+    def _pass_deadlines(self, execution: Execution, at_ms: int, now_ms: int) -> None:
+        if self._waits and self._take_mail():
+            return  # It may have come before.
+        for step_id in self._instance.deadlines.pop_due(at_ms):
+            request, step = self._find(step_id), self._journal.steps[step_id]
+            if request is None or not request.is_pending():
+                continue
+            if request.kind == "run":
+                self._queued.append(request)
+                self._end_pass()
+            elif request.kind == "sleep":
+                self._journal.resolve(step, "elapsed", now_ms)
+                self._end_pass()
+                self._has_outcome(request, step)
+            elif (event := self._journal.event_for(step)) is not None:
+                self._claim(step, event, now_ms)
+            else:
+                self._journal.resolve(step, "timed_out", now_ms)
+                self._has_outcome(request, step)
+
+    def _take_mail(self) -> bool:
+        self._is_looking_for_mail = True
+        try:
+            return self._host.take_mail(self._instance)
+        finally:
+            self._is_looking_for_mail = False
+
+    def _claim(self, step: JournalStep, event: Inbound, now_ms: int) -> None:
+        request = self._find(step.step_id)
+        if request is not None and request.is_pending():
+            self._journal.claim(step, event, now_ms)
+            self._has_outcome(request, step)
         else:
-            self._serve(execution, request, now_ms)
+            self._unwatch(step)
 
     def succeeded(self, scope: Scope, stored: Stored | None) -> None:
         """A callback returned; None stands for None. Ignored when the attempt has ended already."""
@@ -238,15 +264,15 @@ class Stepping:
     def _end(self, execution: Execution) -> None:
         instance = self._instance
         assert instance.definition is not None
-        if execution.fresh:
-            step_ids = ", ".join(repr(request.step_id) for request in execution.fresh)
+        if unheard := [request for request in execution.fresh if request.is_pending()]:
+            step_ids = ", ".join(repr(request.step_id) for request in unheard)
             _logger.warning("%s: execute() ended without waiting for %s, just asked for", instance.label(), step_ids)
         try:
             value = execution.result()
             where = f"result of {instance.label()}"
             declared, bytes_max = declared_types(instance.definition)[1], self._host.value_bytes_max
-            text = None if value is None else declared.store(value, where, bytes_max).text
-            ending = Ending("completed", text)
+            stored = declared.store(value, where, bytes_max)
+            ending = Ending("completed", None if value is None else stored.text)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # Whatever leaves execute() is the instance's failure.
@@ -274,19 +300,16 @@ class Stepping:
             self._abandon_unrequested(execution, now_ms)
         self._queued.extend(execution.fresh + self.nesting.take_fresh())
         execution.fresh = []
-        # Taken off the queue only when it is done: looking for mail on the way may fail, pause or end the instance.
-        while self._queued and not self._is_pass_over and self._instance.is_drivable():
-            request = self._queued[0]
+        while self._queued and not self._is_pass_over and self.execution is execution:
+            request = self._queued.popleft()
             if request.is_pending():
                 self._serve(execution, request, now_ms)
-            if self.execution is not execution:
-                return
-            self._queued.popleft()
-        if not self._instance.is_drivable():
-            return
-        if not self._is_pass_over:
+        if not self._is_pass_over and self.execution is execution:
             self._start_starved(execution, now_ms)
-        if self._is_pass_over or execution.has_outcome():
+            self._happen(execution)
+        if not self._instance.is_drivable():
+            return  # Held by a request that does not fit its step, or paused or ended by mail.
+        if self._is_pass_over or self._queued or execution.has_outcome():
             self._host.ready(self._instance)
         elif not execution.pending and not self.in_flight:
             self._instance.fail(stuck_failure(self._instance.label()))
@@ -308,10 +331,11 @@ class Stepping:
             return
         if request.kind == "run":
             self._serve_run(request, step, now_ms)
-        elif request.kind == "sleep":
-            self._serve_sleep(request, step, now_ms)
         else:
-            self._serve_wait(request, step, now_ms)
+            if request.kind == "wait":
+                self._waits.watch(step)
+            if (at_ms := step.wake_ms if request.kind == "sleep" else step.timeout_ms) is not None:
+                self._instance.deadlines.set(step.step_id, at_ms)
 
     def _create(self, request: Request, now_ms: int) -> JournalStep:
         at_ms = request.wake_at_ms if request.kind == "sleep" else request.timeout_at_ms
@@ -327,32 +351,6 @@ class Stepping:
             event_name=request.event_name,
             timeout_ms=at_ms if request.kind == "wait" else None,
         )
-
-    def _serve_sleep(self, request: Request, step: JournalStep, now_ms: int) -> None:
-        assert step.wake_ms is not None
-        if step.wake_ms > now_ms:
-            self._instance.deadlines.set(step.step_id, step.wake_ms)
-        else:
-            self._journal.resolve(step, "elapsed", now_ms)
-            self._end_pass()
-            self._has_outcome(request, step)
-
-    def _serve_wait(self, request: Request, step: JournalStep, now_ms: int) -> None:
-        name = step.event_name or ""
-        if not self._journal.claim(step, now_ms):
-            if step.timeout_ms is None or step.timeout_ms > now_ms:
-                self._waits.setdefault(name, set()).add(step.step_id)
-                if step.timeout_ms is not None:
-                    self._instance.deadlines.set(step.step_id, step.timeout_ms)
-                return
-            # What came in time may still be in the mailbox.
-            self._host.take_mail(self._instance)
-            if not self._instance.is_drivable():
-                self._queued.append(request)
-                return
-            if not self._journal.claim(step, now_ms):
-                self._journal.resolve(step, "timed_out", now_ms)
-        self._has_outcome(request, step)
 
     def _serve_run(self, request: Request, step: JournalStep, now_ms: int) -> None:
         attempt = step.last
@@ -451,8 +449,7 @@ class Stepping:
 
     def _unwatch(self, step: JournalStep) -> None:
         self._instance.deadlines.remove(step.step_id)
-        if step.event_name is not None:
-            self._waits.get(step.event_name, set()).discard(step.step_id)
+        self._waits.forget(step)
 
     def _cut(self, scope: Scope, failure: Failure, now_ms: int) -> None:
         step, attempt = self._close_scope(scope)

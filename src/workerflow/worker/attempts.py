@@ -23,6 +23,10 @@ _logger = logging.getLogger("workerflow")
 class AttemptSink(Protocol):
     """Where outcomes go."""
 
+    def attempt_begins(self, scope: Scope) -> None:
+        """A callback is about to be entered."""
+        ...
+
     def attempt_succeeded(self, scope: Scope, stored: Stored | None) -> None: ...
     def attempt_failed(self, scope: Scope, error: BaseException) -> None: ...
     def attempt_released(self, scope: Scope) -> None:
@@ -88,6 +92,7 @@ class Attempts:
             return
         running = Running(request, self._effects.monotonic_s())
         self._running[scope] = running
+        self._sink.attempt_begins(scope)
         context = self._new_context()
         context.run(CURRENT_SCOPE.set, scope)
         if request.timeout_ms is not None:
@@ -198,7 +203,10 @@ class Attempts:
     def _succeed(self, scope: Scope, request: Request, value: Any) -> None:
         assert request.value_type is not None
         try:
-            where = f"result of step {scope.step_id!r}"
+            instance = scope.instance
+            where = (
+                f"result of step {scope.step_id!r} of workflow {instance.workflow!r} instance {instance.instance_id!r}"
+            )
             stored = request.value_type.store(value, where, self._settings.value_bytes_max)
         except InvalidValueError as problem:
             # The callback would give the same value again, and its effect has happened.

@@ -83,7 +83,7 @@ class Port:
     def _payload_text(self, event: str, value: Any) -> str | None:
         if value is UNSET:
             return None
-        where = f"payload of event {event!r}"
+        where = f"payload of event {event!r} to workflow {self._entry.name!r} instance {self._id!r}"
         return store_self_declared(value, where, self._settings.value_bytes_max).text
 
     def _event(self, event: str, payload: Any, event_id: str | None) -> tuple[str, str | None, str | None]:
@@ -102,7 +102,14 @@ class LocalPort(Port):
 
     async def create(self, input_value: Any) -> bool:
         text = self._input_text(input_value)
-        return bool(await self._do(lambda instance: instance.create(text)))
+
+        def create(instance: Instance) -> bool:
+            # What another process has mailed came before: of two inputs, the earlier one counts, and both are told so.
+            if instance.status == "pending":
+                self._worker.take_mail(instance)
+            return instance.create(text)
+
+        return bool(await self._do(create))
 
     async def send(self, event: str, payload: Any, event_id: str | None) -> Receipt:
         name, text, event_id = self._event(event, payload, event_id)

@@ -44,7 +44,7 @@ class Rebuilder:
 
     def refused(self, key: int, reason: str) -> None:
         """The database has left out the rows of an instance."""
-        if reason == MAIL_WAITS:
+        if reason == MAIL_WAITS or self._was_made_by_another(key):
             self._rebuild(key, self._refusals.get(key, 0), None)
             return
         refusals = self._refusals.get(key, 0) + 1
@@ -53,6 +53,15 @@ class Rebuilder:
         _logger.error("the database refused the rows of %s: %s", label, reason)
         hold_reason = f"the database refused its rows twice: {reason}"
         self._rebuild(key, refusals, hold_reason if refusals >= REFUSALS_MAX else None)
+
+    def _was_made_by_another(self, key: int) -> bool:
+        """Whether another process made the instance at the same moment, under a key of its own."""
+        instance = self._worker.live.get(key)
+        try:
+            row = None if instance is None else self._store.find(instance.workflow, instance.instance_id)
+        except DatabaseError:
+            return False  # Reading it again, which is what follows, says so and tries again.
+        return row is not None and row.key != key
 
     def confirm(self, batch: Batch) -> None:
         """A batch is durable: refusals count in a row only."""

@@ -109,7 +109,7 @@ class WakeUps:
         if instance.status in TERMINAL:
             self.deliver(key)
         else:
-            worker.guarded(instance, partial(worker.apply, instance, _act_on_deadlines))
+            worker.guarded(instance, partial(worker.apply, instance, Instance.act_on_deadlines))
 
     def _claim_due(self) -> None:
         now_ms = self._effects.now_ms()
@@ -124,7 +124,3 @@ class WakeUps:
         self._looks_after_commit |= has_more and not taken
         self.alarms.stored_ms = now_ms if has_more and taken else self._store.next_alarm(now_ms)
         self.alarms.arm()
-
-
-def _act_on_deadlines(instance: Instance) -> None:
-    instance.act_on_deadlines(instance.host.now_ms())

@@ -55,6 +55,7 @@ class Worker:
         *,
         always_replay: bool,
         on_status: Callable[[Instance, str], None],
+        on_attempt: Callable[[Scope], None],
         on_failure: Callable[[BaseException], None],
         runtime_of: Callable[[Instance], Any],
     ) -> None:
@@ -71,6 +72,7 @@ class Worker:
         self._effects = effects
         self._settings = settings
         self._on_status = on_status
+        self._on_attempt = on_attempt
         self._on_failure = on_failure
         self._runtime_of = runtime_of
         self._loop = asyncio.get_running_loop()
@@ -270,6 +272,9 @@ class Worker:
         """The author's runtime object of an instance."""
         return self._runtime_of(instance)
 
+    def attempt_begins(self, scope: Scope) -> None:
+        self._on_attempt(scope)
+
     def attempt_succeeded(self, scope: Scope, stored: Stored | None) -> None:
         self._report(scope, lambda instance: instance.stepping.succeeded(scope, stored))
 
@@ -366,7 +371,6 @@ class Worker:
         self.wake_ups.after_commit()
 
     def _deposed(self, error: DeposedError) -> None:
-        _logger.critical("this engine has lost its database and stops: %s", error)
         self._halt()
         self._on_failure(error)
 

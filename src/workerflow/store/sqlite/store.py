@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import apsw
 
@@ -28,6 +29,9 @@ from workerflow.store.sqlite.file_lock import FileLock
 
 # What one instance's rows can be guilty of; everything else is the database's own trouble.
 _REFUSALS = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
+
+ReadT = TypeVar("ReadT")
+Table: TypeAlias = list[tuple[Any, ...]]
 
 NEWEST = (2**62, 2**62)
 """After nothing: a first page."""
@@ -113,50 +117,37 @@ class SqliteStore:
         return int(row[0])
 
     def load(self, key: int) -> InstanceRecord | None:
-        reader = self._read_connection()
-        # One snapshot for all tables: the writer thread may commit in between.
-        with translated(self._path), reader.snapshot():
-            found = reader.row("instance_by_key", key)
-            if found is None:
-                return None
-            delivery = reader.row("delivery_of", key)
-            return InstanceRecord(
-                InstanceRow(*found),
-                [StepRow(*row) for row in reader.rows("steps_of", key)],
-                [AttemptRow(*row) for row in reader.rows("attempts_of", key)],
-                [InboundRow(*row) for row in reader.rows("inbound_of", key)],
-                [LifecycleRow(*row) for row in reader.rows("lifecycle_of", key)],
-                None if delivery is None else DeliveryRow(*delivery),
-            )
+        return self._read(lambda reader: self._load(reader, key))
 
     def find(self, workflow: str, instance_id: str) -> InstanceRow | None:
-        row = self._read_connection().row("instance_by_id", workflow, instance_id)
+        row = self._read(lambda reader: reader.row("instance_by_id", workflow, instance_id))
         return None if row is None else InstanceRow(*row)
 
     def owned(self) -> list[int]:
-        return [row[0] for row in self._read_connection().rows("instance_owned")]
+        return [row[0] for row in self._read_rows("instance_owned")]
 
     def open_deliveries(self) -> list[int]:
-        return [row[0] for row in self._read_connection().rows("delivery_leases")]
+        return [row[0] for row in self._read_rows("delivery_leases")]
 
     def due(self, now_ms: int, limit: int) -> list[int]:
-        return [row[0] for row in self._read_connection().rows("instance_due", now_ms, limit)]
+        return [row[0] for row in self._read_rows("instance_due", now_ms, limit)]
 
     def next_alarm(self, after_ms: int) -> int | None:
-        row = self._read_connection().row("instance_next_alarm", after_ms)
+        row = self._read(lambda reader: reader.row("instance_next_alarm", after_ms))
         return None if row is None else row[0]
 
     def untaken_mail(self, limit: int) -> list[Mail]:
-        return [Mail(*row) for row in self._read_connection().rows("mail_untaken", limit)]
+        return [Mail(*row) for row in self._read_rows("mail_untaken", limit)]
 
     def untaken_mail_of(self, key: int) -> list[Mail]:
-        return [Mail(*row) for row in self._read_connection().rows("mail_untaken_of", key)]
+        return [Mail(*row) for row in self._read_rows("mail_untaken_of", key)]
 
     def list(
         self, workflow: str | None, status: str | None, after: tuple[int, int] | None, limit: int
     ) -> list[InstanceRow]:
-        rows = self._read_connection().rows("instance_list", workflow, status, *(after or NEWEST), limit)
-        return [InstanceRow(*row) for row in rows]
+        return [
+            InstanceRow(*row) for row in self._read_rows("instance_list", workflow, status, *(after or NEWEST), limit)
+        ]
 
     def send(self, workflow: str, instance_id: str, new_key: int, nonce: str, mail: Mail, busy_timeout_ms: int) -> str:
         connection = self._write_connection()
@@ -321,9 +312,36 @@ class SqliteStore:
             self._writer = self._connect()
         return self._writer
 
-    def _read_connection(self) -> Connection:
-        assert self._reader is not None, "the store is not open"
-        return self._reader
+    def _read_rows(self, name: str, *arguments: Any) -> Table:
+        return self._read(lambda reader: reader.rows(name, *arguments))
+
+    def _read(self, read: Callable[[Connection], ReadT]) -> ReadT:
+        if self._reader is None:
+            self._check_same_file()
+            self._reader = self._connect()
+        try:
+            return read(self._reader)
+        except DatabaseUnavailableError:
+            # What went wrong may stick to the connection: the next read has a new one.
+            self._reader.close()
+            self._reader = None
+            raise
+
+    def _load(self, reader: Connection, key: int) -> InstanceRecord | None:
+        # One snapshot for all tables: the writer thread may commit in between.
+        with translated(self._path), reader.snapshot():
+            found = reader.row("instance_by_key", key)
+            if found is None:
+                return None
+            delivery = reader.row("delivery_of", key)
+            return InstanceRecord(
+                InstanceRow(*found),
+                [StepRow(*row) for row in reader.rows("steps_of", key)],
+                [AttemptRow(*row) for row in reader.rows("attempts_of", key)],
+                [InboundRow(*row) for row in reader.rows("inbound_of", key)],
+                [LifecycleRow(*row) for row in reader.rows("lifecycle_of", key)],
+                None if delivery is None else DeliveryRow(*delivery),
+            )
 
 
 def _write_rows(raw: apsw.Connection, rows: Rows) -> None:

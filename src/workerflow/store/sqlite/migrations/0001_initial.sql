@@ -2,11 +2,14 @@
 -- database meets a refusal instead of a damaged instance.
 --
 -- Times are integer milliseconds since 1970, UTC. JSON is stored as text. Rows of an instance carry its key.
+--
+-- "insert or replace" takes the row in its way out without any delete trigger. So each table refuses to insert a row
+-- that meets another, and no statement here may rely on "on conflict".
 
 create table workerflow_meta (
     only_row integer primary key check (only_row = 1),
     schema_version integer not null,
-    created_at integer not null
+    created_at integer not null check (created_at >= 0)
 ) strict;
 
 -- One row per worker. Lease and heartbeat are for stores with many workers; here the file lock stands for them.
@@ -15,11 +18,15 @@ create table workers (
     incarnation integer not null check (incarnation >= 1),
     batch_number integer not null check (batch_number >= 0),
     process_id integer not null,
-    started_at integer not null,
-    heartbeat_at integer not null,
-    lease_expires_at integer,
+    started_at integer not null check (started_at >= 0),
+    heartbeat_at integer not null check (heartbeat_at >= 0),
+    lease_expires_at integer check (lease_expires_at >= 0),
     workflows text not null check (json_valid(workflows))
 ) strict;
+
+create trigger workers_only_grow before update on workers
+when new.incarnation < old.incarnation or (new.incarnation = old.incarnation and new.batch_number < old.batch_number)
+begin select raise(abort, 'incarnation and batch number of a worker only grow'); end;
 
 -- ``purging`` marks an instance that is being deleted: only then may its rows go.
 create table instances (
@@ -33,7 +40,7 @@ create table instances (
     input text check (input is null or json_valid(input)),
     result_type text check (result_type in ('json', 'none')),
     result_json text check (result_json is null or json_valid(result_json)),
-    failure_name text,
+    failure_name text check (failure_name <> ''),
     failure_message text,
     failure_detail text check (failure_detail is null or json_valid(failure_detail)),
     held_reason text,
@@ -51,6 +58,7 @@ create table instances (
     check ((result_type is null) = (status <> 'completed')),
     check ((result_json is null) = (coalesce(result_type, 'none') = 'none')),
     check ((failure_message is null) = (status <> 'failed')),
+    check (status = 'failed' or (failure_name is null and failure_detail is null)),
     check (status not in ('completed', 'failed', 'cancelled') or owner is null)
 ) strict;
 
@@ -64,6 +72,11 @@ create index instances_created on instances (created_at, instance_key);
 create trigger instances_begin_pending before insert on instances
 when new.status <> 'pending'
 begin select raise(abort, 'an instance must begin as pending'); end;
+
+create trigger instances_never_replaced before insert on instances
+when exists (select 1 from instances where instance_key = new.instance_key)
+    or exists (select 1 from instances where workflow = new.workflow and instance_id = new.instance_id)
+begin select raise(abort, 'an instance is never replaced'); end;
 
 create trigger instances_fixed_columns before update on instances
 when new.instance_key <> old.instance_key or new.workflow <> old.workflow or new.instance_id <> old.instance_id
@@ -111,13 +124,16 @@ create table steps (
     foreign key (instance_key, parent_step_id) references steps (instance_key, step_id),
     check (parent_step_id <> step_id),
     check (resolved_at >= created_at),
+    check ((outcome_sequence is null) = (resolved_at is null)),
     check (case kind
         when 'run' then state is null and wake_at is null and event_name is null and timeout_at is null
             and resolved_at is null
         when 'sleep' then max_attempts is null and event_name is null and timeout_at is null
-            and wake_at is not null and state in ('waiting', 'elapsed') and (resolved_at is null) = (state = 'waiting')
+            and wake_at is not null and state is not null and state in ('waiting', 'elapsed')
+            and (resolved_at is null) = (state = 'waiting')
         else max_attempts is null and wake_at is null and event_name is not null
-            and state in ('waiting', 'satisfied', 'timed_out') and (resolved_at is null) = (state = 'waiting')
+            and state is not null and state in ('waiting', 'satisfied', 'timed_out')
+            and (resolved_at is null) = (state = 'waiting') and (state <> 'timed_out' or timeout_at is not null)
     end)
 ) strict, without rowid;
 
@@ -125,6 +141,10 @@ create trigger steps_parent before insert on steps
 when new.parent_step_id is not null and not exists (
     select 1 from steps where instance_key = new.instance_key and step_id = new.parent_step_id and kind = 'run')
 begin select raise(abort, 'the parent of a step must be a run step of the same instance'); end;
+
+create trigger steps_never_replaced before insert on steps
+when exists (select 1 from steps where instance_key = new.instance_key and step_id = new.step_id)
+begin select raise(abort, 'a step is never replaced'); end;
 
 create trigger steps_fixed_columns before update on steps
 when new.instance_key <> old.instance_key or new.step_id <> old.step_id or new.ordinal <> old.ordinal
@@ -134,8 +154,9 @@ when new.instance_key <> old.instance_key or new.step_id <> old.step_id or new.o
     or new.created_at <> old.created_at
 begin select raise(abort, 'identity, kind, parent, times and limits of a step never change'); end;
 
-create trigger steps_transitions before update of state on steps
-when new.state is not old.state and old.state is not 'waiting'
+create trigger steps_transitions before update of state, resolved_at, outcome_sequence on steps
+when old.state <> 'waiting' and (new.state is not old.state or new.resolved_at is not old.resolved_at
+    or new.outcome_sequence is not old.outcome_sequence)
 begin select raise(abort, 'a step that is resolved stays so'); end;
 
 create trigger steps_delete before delete on steps
@@ -180,6 +201,17 @@ when new.state <> 'started'
     or (select status from instances where instance_key = new.instance_key) in ('completed', 'failed', 'cancelled')
 begin select raise(abort, 'an attempt must begin as started, of a run step of an instance that has not ended'); end;
 
+create trigger attempts_never_replaced before insert on attempts
+when exists (select 1 from attempts
+    where instance_key = new.instance_key and step_id = new.step_id and number >= new.number)
+begin select raise(abort, 'an attempt is never replaced'); end;
+
+-- Also the way by which the second of two started attempts would replace the first.
+create trigger attempts_follow_failures before insert on attempts
+when new.number > 1 and (select state = 'failed' and outcome_sequence is null from attempts
+    where instance_key = new.instance_key and step_id = new.step_id and number = new.number - 1) is not 1
+begin select raise(abort, 'an attempt may follow only a failed one that is not the outcome of its step'); end;
+
 create trigger attempts_transitions before update on attempts
 when old.state <> 'started' or new.instance_key <> old.instance_key or new.step_id <> old.step_id
     or new.number <> old.number or new.started_at <> old.started_at
@@ -200,6 +232,10 @@ create table lifecycle_events (
     primary key (instance_key, number),
     check (reason is null or type = 'cancelled')
 ) strict, without rowid;
+
+create trigger lifecycle_events_never_replaced before insert on lifecycle_events
+when exists (select 1 from lifecycle_events where instance_key = new.instance_key and number = new.number)
+begin select raise(abort, 'the lifecycle log is append-only: no line of it is replaced'); end;
 
 create trigger lifecycle_events_update before update on lifecycle_events
 begin select raise(abort, 'the lifecycle log is append-only'); end;
@@ -231,6 +267,12 @@ create trigger inbound_events_begin_unclaimed before insert on inbound_events
 when new.claimed_by is not null
 begin select raise(abort, 'an event is accepted first and claimed afterwards'); end;
 
+create trigger inbound_events_never_replaced before insert on inbound_events
+when exists (select 1 from inbound_events where instance_key = new.instance_key and number = new.number)
+    or (new.event_id is not null
+        and exists (select 1 from inbound_events where instance_key = new.instance_key and event_id = new.event_id))
+begin select raise(abort, 'an accepted event is never replaced'); end;
+
 create trigger inbound_events_fixed_columns before update on inbound_events
 when new.instance_key <> old.instance_key or new.number <> old.number or new.name <> old.name
     or new.payload is not old.payload or new.event_id is not old.event_id or new.received_at <> old.received_at
@@ -243,6 +285,11 @@ when not exists (
     select 1 from steps where instance_key = new.instance_key and step_id = new.claimed_by
         and kind = 'wait' and state = 'satisfied' and event_name = new.name and abandoned_at is null)
 begin select raise(abort, 'an event can be claimed only by a satisfied wait for its name'); end;
+
+-- The index says the same, but "update or replace" obeys it by removing the other event. In the words of the index.
+create trigger inbound_events_claim_never_replaced before update of claimed_by on inbound_events
+when exists (select 1 from inbound_events where instance_key = new.instance_key and claimed_by = new.claimed_by)
+begin select raise(abort, 'UNIQUE constraint failed: inbound_events.instance_key, inbound_events.claimed_by'); end;
 
 create trigger inbound_events_delete before delete on inbound_events
 when (select purging from instances where instance_key = old.instance_key) = 0
@@ -262,6 +309,23 @@ create table deliveries (
 -- delivery_leases: deliveries that a start has to try again.
 create index deliveries_open on deliveries (instance_key) where delivered_at is null;
 
+create trigger deliveries_never_replaced before insert on deliveries
+when exists (select 1 from deliveries where instance_key = new.instance_key)
+begin select raise(abort, 'a delivery is never replaced'); end;
+
+create trigger deliveries_delete before delete on deliveries
+when (select purging from instances where instance_key = old.instance_key) = 0
+begin select raise(abort, 'a delivery may be deleted only while its instance is being purged'); end;
+
+create trigger deliveries_fixed_columns before update on deliveries
+when new.instance_key <> old.instance_key or new.number <> old.number
+begin select raise(abort, 'a delivery stays that of its lifecycle event'); end;
+
+create trigger deliveries_of_an_end before insert on deliveries
+when (select type from lifecycle_events where instance_key = new.instance_key and number = new.number)
+    not in ('completed', 'failed', 'cancelled')
+begin select raise(abort, 'a delivery tells of the end of its instance'); end;
+
 create table mail (
     mail_id integer primary key autoincrement,
     instance_key integer not null references instances,
@@ -271,7 +335,7 @@ create table mail (
     event_id text check (event_id <> ''),
     reason text,
     sent_at integer not null check (sent_at >= 0),
-    taken_at integer,
+    taken_at integer check (taken_at >= 0),
     outcome text,
     check ((kind = 'event') = (name is not null)),
     check (reason is null or kind = 'cancel'),
@@ -287,8 +351,18 @@ create unique index mail_one_create on mail (instance_key) where kind = 'create'
 -- The same for an event that is sent twice while nobody reads the mail.
 create unique index mail_event_id on mail (instance_key, event_id) where event_id is not null;
 
+create trigger mail_never_replaced before insert on mail
+when exists (select 1 from mail where mail_id = new.mail_id)
+    or (new.kind = 'create' and exists (select 1 from mail where instance_key = new.instance_key and kind = 'create'))
+    or exists (select 1 from mail where instance_key = new.instance_key and event_id = new.event_id)
+begin select raise(abort, 'mail is never replaced'); end;
+
 create trigger mail_fixed_columns before update on mail
 when new.mail_id <> old.mail_id or new.instance_key <> old.instance_key or new.kind <> old.kind
     or new.name is not old.name or new.payload is not old.payload or new.event_id is not old.event_id
     or new.reason is not old.reason or new.sent_at <> old.sent_at or old.taken_at is not null
 begin select raise(abort, 'mail never changes, and taken mail stays taken'); end;
+
+create trigger mail_delete before delete on mail
+when (select purging from instances where instance_key = old.instance_key) = 0
+begin select raise(abort, 'mail may be deleted only while its instance is being purged'); end;
