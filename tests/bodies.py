@@ -35,6 +35,14 @@ class Traces:
         self.bodies.append([])
         return lambda item: self.bodies[number].append(item) if number >= self._ended else None
 
+    def repeated(self) -> list[Any]:
+        """What the last body did, as the one before it had done; what all the others did is a beginning of it."""
+        *_, before, last = self.bodies
+        assert before == last
+        for body in self.bodies:
+            assert last[: len(body)] == body
+        return last
+
     def end(self) -> None:
         """What the bodies of now do from here on, when they are dropped, is not noted."""
         self._ended = len(self.bodies)

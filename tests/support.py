@@ -9,13 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import apsw
-import pytest
 
 from workerflow import (
     UNSET,
     Engine,
     RunStep,
-    Settings,
     SleepStep,
     WaitStep,
     WorkflowDefinition,
@@ -26,14 +24,6 @@ from workerflow.testing import SimulatedEngine
 
 ResultT = TypeVar("ResultT")
 StepT = TypeVar("StepT", RunStep, SleepStep, WaitStep)
-
-MODES: dict[str, dict[str, Any]] = {
-    "normal": {},
-    "always-replay": {"always_replay": True},
-    "hibernating": {"settings": Settings(hibernate_after_s=0)},
-}
-# A test that takes ``mode`` and opens its engine with ``**mode`` shows its law in each of them.
-every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 
 
 def run(coroutine_function: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:

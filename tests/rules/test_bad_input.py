@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.support import async_test, definition, every_mode, query, started
+from tests.support import async_test, definition, query, started
 
 from workerflow import (
     DefinitionError,
@@ -487,15 +487,14 @@ async def test_a_bad_argument_of_a_verb_raises_definition_error_at_the_call_and_
         await goes_on(engine)
 
 
-@every_mode
 @async_test
-async def test_a_bad_argument_that_nobody_catches_fails_the_workflow_once_and_says_why(mode):
+async def test_a_bad_argument_that_nobody_catches_fails_the_workflow_once_and_says_why():
     @definition
     async def Careless(self):
         await self.run("fine", nothing)
         await self.sleep("nap", -5)
 
-    async with started(Careless, **mode) as (_, handle):
+    async with started(Careless) as (_, handle):
         failure = (await handle.info()).failure
         assert failure is not None
         assert (await handle.status(), failure.name) == ("failed", "DefinitionError")
@@ -611,7 +610,7 @@ async def test_an_extreme_argument_is_refused_at_the_call_or_it_works_and_everyt
         {"retry_on": [ValueError]},
         {"retry_on": (ValueError, "TimeoutError")},
         {"retry_on": int},
-        {"retry_on": nothing},
+        pytest.param({"retry_on": nothing}, id="retry_on-async"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support import Callback, async_test, definition, every_mode, lifecycle, query, started
+from tests.support import Callback, async_test, definition, lifecycle, query, started
 
 from workerflow import (
     Engine,
@@ -214,17 +214,15 @@ async def test_every_interleaving_of_four_happenings_ends_as_the_model_says() ->
     assert await play(sequences) == 7**4
 
 
-@every_mode
 @async_test
-async def test_every_interleaving_of_three_happenings_after_create_ends_as_the_model_says(mode: dict[str, Any]) -> None:
+async def test_every_interleaving_of_three_happenings_after_create_ends_as_the_model_says() -> None:
     sequences = ["C" + "".join(actions) for actions in itertools.product("SDMPRKTX", repeat=3)]
-    assert await play(sequences, **mode) == 8**3
+    assert await play(sequences) == 8**3
 
 
-@every_mode
 @pytest.mark.parametrize("seed", range(3))
 @async_test
-async def test_long_interleavings_end_as_the_model_says(seed: int, mode: dict[str, Any]) -> None:
+async def test_long_interleavings_end_as_the_model_says(seed: int) -> None:
     chosen = random.Random(seed)
     patterns = ["".join(chosen.choices("-TX", [6, 2, 1], k=14)) for _ in range(6)]
     sequences = {
@@ -235,7 +233,7 @@ async def test_long_interleavings_end_as_the_model_says(seed: int, mode: dict[st
         for pattern in patterns
         for _ in range(25)
     }
-    assert await play(sorted(sequences), **mode) == len(sequences)
+    assert await play(sorted(sequences)) == len(sequences)
 
 
 # Every turn of the loop at which something may come.
@@ -264,11 +262,10 @@ async def StepThenWait(self: Any) -> Any:
 TURNS = 40
 
 
-@every_mode
 @pytest.mark.parametrize("by_mail", [False, True], ids=["directly", "by-mail"])
 @async_test
-async def test_an_event_at_any_moment_of_the_life_before_its_wait_is_used(by_mail: bool, mode: dict[str, Any]) -> None:
-    async with SimulatedEngine([StepThenWait], **mode) as engine, beside(engine, StepThenWait) as client:
+async def test_an_event_at_any_moment_of_the_life_before_its_wait_is_used(by_mail: bool) -> None:
+    async with SimulatedEngine([StepThenWait]) as engine, beside(engine, StepThenWait) as client:
         receipts = []
         for count in range(TURNS):
             handle = engine.get(StepThenWait, str(count))
@@ -318,11 +315,10 @@ def unfinished_attempts(engine: Engine) -> int:
     return int(query(engine, "select count(*) from attempts where state = 'started'")[0][0])
 
 
-@every_mode
 @async_test
-async def test_a_cancel_at_any_moment_leaves_one_terminal_status_and_no_attempt_started(mode: dict[str, Any]) -> None:
+async def test_a_cancel_at_any_moment_leaves_one_terminal_status_and_no_attempt_started() -> None:
     outcomes = []
-    async with SimulatedEngine([Loop], **mode) as engine:
+    async with SimulatedEngine([Loop]) as engine:
         for count in range(TURNS):
             handle = engine.get(Loop, str(count))
             creation = asyncio.ensure_future(handle.create())
@@ -345,12 +341,9 @@ async def _outcome(handle: WorkflowHandle[Any]) -> str:
     return "completed"
 
 
-@every_mode
 @pytest.mark.parametrize("verb", ["resume", "crash"])
 @async_test
-async def test_a_pause_at_any_moment_stops_everything_and_after_resume_every_step_has_run_once(
-    verb: str, mode: dict[str, Any]
-) -> None:
+async def test_a_pause_at_any_moment_stops_everything_and_after_resume_every_step_has_run_once(verb: str) -> None:
     calls: list[str] = []
 
     async def call(name: str) -> None:
@@ -363,7 +356,7 @@ async def test_a_pause_at_any_moment_stops_everything_and_after_resume_every_ste
         return "done"
 
     paused = 0
-    async with SimulatedEngine([Counted], **mode) as engine:
+    async with SimulatedEngine([Counted]) as engine:
         for count in range(TURNS):
             handle = engine.get(Counted, str(count))
             creation = asyncio.ensure_future(handle.create(count))

@@ -141,9 +141,11 @@ async def test_a_stored_result_that_is_not_what_the_callback_declares_any_more_h
 
 @async_test
 async def test_a_retry_without_delay_starts_in_the_batch_of_the_failure_before_it() -> None:
+    call = Callback("ok", errors=[ValueError("first")])
+
     @definition
     async def Quick(self: Any) -> Any:
-        return await self.run("call", Callback("ok", errors=[ValueError("first")]), retry=RetryPolicy(initial=0))
+        return await self.run("call", call, retry=RetryPolicy(initial=0))
 
     async with started(Quick) as (_, handle):
         assert await handle.status() == "completed"

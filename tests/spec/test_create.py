@@ -54,7 +54,8 @@ async def test_input_changed_by_the_body_is_as_created_on_the_next_pass() -> Non
         await engine.run_until_idle()
 
         assert await handle.status() == "completed"
-        assert received == [{"count": 1}, {"count": 1}]
+        assert len(received) > 1
+        assert all(value == {"count": 1} for value in received)
 
 
 @pytest.mark.spec(14, 15)
@@ -77,7 +78,8 @@ async def test_second_create_while_running_does_not_change_the_input(first: Any,
         await engine.run_until_idle()
 
         assert await handle.status() == "completed"
-        assert received == [seen, seen]
+        assert len(received) > 1
+        assert all(value == seen for value in received)
         assert (await handle.info()).input == first
 
 

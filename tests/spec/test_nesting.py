@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support import Callback, async_test, definition, every_mode, lifecycle, started, states, step_of
+from tests.support import Callback, async_test, definition, lifecycle, started, states, step_of
 
 from workerflow import (
     MaxAttemptsExceededError,
@@ -28,9 +28,8 @@ LATER = to_datetime(61_000)
 
 
 @pytest.mark.spec(96)
-@every_mode
 @async_test
-async def test_three_nested_runs_have_their_callers_as_parents_and_no_failed_attempt(mode: dict[str, Any]) -> None:
+async def test_three_nested_runs_have_their_callers_as_parents_and_no_failed_attempt() -> None:
     @definition
     async def workflow(self: Any) -> Any:
         async def outermost() -> Any:
@@ -41,7 +40,7 @@ async def test_three_nested_runs_have_their_callers_as_parents_and_no_failed_att
 
         return await self.run("level-0", outermost)
 
-    async with started(workflow, **mode) as (_engine, handle):
+    async with started(workflow) as (_engine, handle):
         steps = [await step_of(handle, step_id, RunStep) for step_id in ("level-0", "level-1", "level-2")]
 
         assert await handle.result(timeout=5) == "leaf"
@@ -50,9 +49,8 @@ async def test_three_nested_runs_have_their_callers_as_parents_and_no_failed_att
 
 
 @pytest.mark.spec(97)
-@every_mode
 @async_test
-async def test_root_run_after_a_nested_one_has_no_parent(mode: dict[str, Any]) -> None:
+async def test_root_run_after_a_nested_one_has_no_parent() -> None:
     @definition
     async def workflow(self: Any) -> None:
         async def outer() -> None:
@@ -61,7 +59,7 @@ async def test_root_run_after_a_nested_one_has_no_parent(mode: dict[str, Any]) -
         await self.run("nested-outer", outer)
         await self.run("root-after", Callback())
 
-    async with started(workflow, **mode) as (_engine, handle):
+    async with started(workflow) as (_engine, handle):
         root_after = await step_of(handle, "root-after", RunStep)
 
         assert await handle.status() == "completed"
@@ -88,9 +86,8 @@ async def test_root_run_beside_a_nested_one_has_no_parent() -> None:
 
 
 @pytest.mark.spec(98)
-@every_mode
 @async_test
-async def test_sleep_in_a_callback_has_the_run_as_parent(mode: dict[str, Any]) -> None:
+async def test_sleep_in_a_callback_has_the_run_as_parent() -> None:
     @definition
     async def workflow(self: Any) -> None:
         async def outer() -> None:
@@ -98,7 +95,7 @@ async def test_sleep_in_a_callback_has_the_run_as_parent(mode: dict[str, Any]) -
 
         await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         nap = await step_of(handle, "nap", SleepStep)
         assert (nap.state, nap.parent_step_id) == ("waiting", "outer")
         assert (await handle.info()).alarm_at == engine.now() + timedelta(seconds=60)
@@ -113,11 +110,8 @@ async def test_sleep_in_a_callback_has_the_run_as_parent(mode: dict[str, Any]) -
 
 @pytest.mark.spec(99, 101, 102)
 @pytest.mark.parametrize("has_crashed", [False, True])
-@every_mode
 @async_test
-async def test_wait_in_a_callback_has_the_run_as_parent_before_and_after_its_event(
-    has_crashed: bool, mode: dict[str, Any]
-) -> None:
+async def test_wait_in_a_callback_has_the_run_as_parent_before_and_after_its_event(has_crashed: bool) -> None:
     @definition
     async def workflow(self: Any) -> Any:
         async def outer() -> Any:
@@ -125,7 +119,7 @@ async def test_wait_in_a_callback_has_the_run_as_parent_before_and_after_its_eve
 
         return await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         if has_crashed:
             await engine.crash()
         wait = await step_of(handle, "deep-wait", WaitStep)
@@ -236,9 +230,8 @@ def test_one_child_in_progress_among_failed_ones_is_enough() -> None:
 
 @pytest.mark.spec(101)
 @pytest.mark.parametrize("has_crashed", [False, True])
-@every_mode
 @async_test
-async def test_retry_of_an_inner_step_leaves_the_outer_attempt_started(has_crashed: bool, mode: dict[str, Any]) -> None:
+async def test_retry_of_an_inner_step_leaves_the_outer_attempt_started(has_crashed: bool) -> None:
     inner = Callback("inner", errors=[RuntimeError("transient")])
     entries: list[Any] = []
 
@@ -250,7 +243,7 @@ async def test_retry_of_an_inner_step_leaves_the_outer_attempt_started(has_crash
 
         return await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         if has_crashed:
             await engine.crash()
         assert states(await step_of(handle, "outer", RunStep)) == ["started"]
@@ -266,9 +259,8 @@ async def test_retry_of_an_inner_step_leaves_the_outer_attempt_started(has_crash
 
 
 @pytest.mark.spec(101)
-@every_mode
 @async_test
-async def test_callback_entered_again_after_a_crash_finds_its_finished_children(mode: dict[str, Any]) -> None:
+async def test_callback_entered_again_after_a_crash_finds_its_finished_children() -> None:
     first = Callback("first")
     values = []
 
@@ -281,7 +273,7 @@ async def test_callback_entered_again_after_a_crash_finds_its_finished_children(
 
         await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         for _ in range(3):
             await engine.crash()
         await engine.advance(60)
@@ -293,9 +285,8 @@ async def test_callback_entered_again_after_a_crash_finds_its_finished_children(
 
 
 @pytest.mark.spec(103)
-@every_mode
 @async_test
-async def test_non_retryable_inner_error_fails_inner_and_outer_at_once(mode: dict[str, Any]) -> None:
+async def test_non_retryable_inner_error_fails_inner_and_outer_at_once() -> None:
     entries: list[Any] = []
 
     @definition
@@ -306,7 +297,7 @@ async def test_non_retryable_inner_error_fails_inner_and_outer_at_once(mode: dic
 
         await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.advance(60)
 
         for step_id in ("inner", "outer"):
@@ -318,9 +309,8 @@ async def test_non_retryable_inner_error_fails_inner_and_outer_at_once(mode: dic
 
 
 @pytest.mark.spec(104)
-@every_mode
 @async_test
-async def test_exhausted_inner_run_fails_the_outer_attempt_once(mode: dict[str, Any]) -> None:
+async def test_exhausted_inner_run_fails_the_outer_attempt_once() -> None:
     entries: list[Any] = []
 
     @definition
@@ -331,7 +321,7 @@ async def test_exhausted_inner_run_fails_the_outer_attempt_once(mode: dict[str, 
 
         await self.run("outer", outer, max_attempts=5)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.advance(120)
 
         (inner,) = (await step_of(handle, "the-inner-step", RunStep)).attempts
@@ -348,9 +338,8 @@ async def test_exhausted_inner_run_fails_the_outer_attempt_once(mode: dict[str, 
 
 @pytest.mark.spec(105)
 @pytest.mark.parametrize("has_crashed", [False, True])
-@every_mode
 @async_test
-async def test_inner_wait_that_times_out_fails_the_outer_run_at_once(has_crashed: bool, mode: dict[str, Any]) -> None:
+async def test_inner_wait_that_times_out_fails_the_outer_run_at_once(has_crashed: bool) -> None:
     entries: list[Any] = []
 
     @definition
@@ -361,7 +350,7 @@ async def test_inner_wait_that_times_out_fails_the_outer_run_at_once(has_crashed
 
         await self.run("outer", outer, max_attempts=5)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         if has_crashed:
             await engine.crash()
         await engine.advance(120)
@@ -378,11 +367,8 @@ async def test_inner_wait_that_times_out_fails_the_outer_run_at_once(has_crashed
 
 @pytest.mark.spec(106)
 @pytest.mark.parametrize("kind", ["run", "sleep", "wait"])
-@every_mode
 @async_test
-async def test_crash_just_after_a_nested_step_was_asked_for_does_not_fail_the_parent(
-    kind: str, mode: dict[str, Any]
-) -> None:
+async def test_crash_just_after_a_nested_step_was_asked_for_does_not_fail_the_parent(kind: str) -> None:
     asked = asyncio.Event()
     gate = asyncio.Event()
 
@@ -401,7 +387,7 @@ async def test_crash_just_after_a_nested_step_was_asked_for_does_not_fail_the_pa
 
         await self.run("outer", outer)
 
-    async with SimulatedEngine([workflow], **mode) as engine:
+    async with SimulatedEngine([workflow]) as engine:
         handle = engine.get(workflow, "instance-1")
         await handle.create()
         await asked.wait()
@@ -415,9 +401,8 @@ async def test_crash_just_after_a_nested_step_was_asked_for_does_not_fail_the_pa
 
 
 @pytest.mark.spec(32)
-@every_mode
 @async_test
-async def test_reusing_an_id_in_one_entry_of_a_callback_fails_the_run_without_a_retry(mode: dict[str, Any]) -> None:
+async def test_reusing_an_id_in_one_entry_of_a_callback_fails_the_run_without_a_retry() -> None:
     inner = Callback("inner")
 
     @definition
@@ -428,7 +413,7 @@ async def test_reusing_an_id_in_one_entry_of_a_callback_fails_the_run_without_a_
 
         await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.advance(60)
 
         (attempt,) = (await step_of(handle, "outer", RunStep)).attempts
@@ -441,9 +426,8 @@ async def test_reusing_an_id_in_one_entry_of_a_callback_fails_the_run_without_a_
 
 
 @pytest.mark.spec(33)
-@every_mode
 @async_test
-async def test_id_of_a_root_step_asked_for_in_a_callback_holds_the_instance(mode: dict[str, Any]) -> None:
+async def test_id_of_a_root_step_asked_for_in_a_callback_holds_the_instance() -> None:
     second = Callback()
 
     @definition
@@ -454,7 +438,7 @@ async def test_id_of_a_root_step_asked_for_in_a_callback_holds_the_instance(mode
         await self.run("same-id", Callback())
         await self.run("outer", outer)
 
-    async with SimulatedEngine([workflow], **mode) as engine:
+    async with SimulatedEngine([workflow]) as engine:
         handle = engine.get(workflow, "instance-1")
         await handle.create()
 
@@ -476,9 +460,8 @@ async def test_id_of_a_root_step_asked_for_in_a_callback_holds_the_instance(mode
 
 @pytest.mark.spec(103, 104, 105)
 @pytest.mark.parametrize("kind", ["declined", "exhausted", "timed out"])
-@every_mode
 @async_test
-async def test_inner_failure_may_be_caught_in_the_callback(kind: str, mode: dict[str, Any]) -> None:
+async def test_inner_failure_may_be_caught_in_the_callback(kind: str) -> None:
     @definition
     async def workflow(self: Any) -> Any:
         async def outer() -> Any:
@@ -495,7 +478,7 @@ async def test_inner_failure_may_be_caught_in_the_callback(kind: str, mode: dict
 
         return await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.advance(60)
 
         expected = {
@@ -508,9 +491,8 @@ async def test_inner_failure_may_be_caught_in_the_callback(kind: str, mode: dict
 
 
 @pytest.mark.spec(101)
-@every_mode
 @async_test
-async def test_parallel_nested_steps_of_one_callback_all_recover_from_a_crash(mode: dict[str, Any]) -> None:
+async def test_parallel_nested_steps_of_one_callback_all_recover_from_a_crash() -> None:
     @definition
     async def workflow(self: Any) -> Any:
         async def outer() -> list[Any]:
@@ -524,7 +506,7 @@ async def test_parallel_nested_steps_of_one_callback_all_recover_from_a_crash(mo
 
         return await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.crash()
         await engine.advance(60)
         await handle.send("event", "came")
@@ -562,9 +544,8 @@ async def test_paused_instance_starts_no_nested_step_until_it_is_resumed() -> No
         assert states(await step_of(handle, "outer", RunStep)) == ["succeeded"]
 
 
-@every_mode
 @async_test
-async def test_nested_step_that_its_callback_leaves_behind_is_abandoned(mode: dict[str, Any]) -> None:
+async def test_nested_step_that_its_callback_leaves_behind_is_abandoned() -> None:
     @definition
     async def Leaving(self: Any) -> Any:
         async def outer() -> str:
@@ -574,7 +555,7 @@ async def test_nested_step_that_its_callback_leaves_behind_is_abandoned(mode: di
 
         return [await self.run("outer", outer), await self.wait("end", "end")]
 
-    async with started(Leaving, **mode) as (engine, handle):
+    async with started(Leaving) as (engine, handle):
         assert (await step_of(handle, "left behind", SleepStep)).abandoned_at is not None
         assert (await handle.info()).alarm_at is None
         await engine.crash()

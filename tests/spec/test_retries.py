@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support import Callback, async_test, definition, every_mode, lifecycle, started, states, step_of
+from tests.support import Callback, async_test, definition, lifecycle, started, states, step_of
 
 from workerflow import (
     MaxAttemptsExceededError,
@@ -64,12 +64,11 @@ async def test_non_retryable_error_ends_the_step_after_one_attempt() -> None:
 
 
 @pytest.mark.spec(40)
-@every_mode
 @async_test
-async def test_error_at_every_attempt_exhausts_them_and_fails_the_workflow(mode: dict[str, Any]) -> None:
+async def test_error_at_every_attempt_exhausts_them_and_fails_the_workflow() -> None:
     callback = Callback(always=RuntimeError("test"))
 
-    async with started(one_step(callback, max_attempts=2), **mode) as (engine, handle):
+    async with started(one_step(callback, max_attempts=2)) as (engine, handle):
         await engine.advance(60)
         first, second = (await step_of(handle, "step", RunStep)).attempts
 
@@ -115,6 +114,7 @@ async def test_always_replay_takes_one_more_pass_for_each_retry(failures: int, e
 
 
 @pytest.mark.spec(42)
+@pytest.mark.normal_only("it counts the entries of execute()")
 @async_test
 async def test_normal_mode_retries_without_another_pass() -> None:
     passes: list[Any] = []
@@ -169,12 +169,11 @@ def test_step_store_plans_the_next_attempt_250_ms_after_the_failure() -> None:
 
 
 @pytest.mark.spec(45)
-@every_mode
 @async_test
-async def test_back_off_doubles_from_250_ms_up_to_10_s(mode: dict[str, Any]) -> None:
+async def test_back_off_doubles_from_250_ms_up_to_10_s() -> None:
     callback = Callback(always=RuntimeError("test"))
 
-    async with started(one_step(callback, max_attempts=10), **mode) as (engine, handle):
+    async with started(one_step(callback, max_attempts=10)) as (engine, handle):
         await engine.advance(120)
         attempts = (await step_of(handle, "step", RunStep)).attempts
 
@@ -259,10 +258,9 @@ async def test_retry_runs_when_it_is_due_and_not_a_millisecond_before(has_crashe
         (RuntimeError("no answer"), MaxAttemptsExceededError),
     ],
 )
-@every_mode
 @async_test
 async def test_failure_for_good_may_be_caught_and_is_the_same_on_replay(
-    error: Exception, caught_class: type[Exception], mode: dict[str, Any]
+    error: Exception, caught_class: type[Exception]
 ) -> None:
     caught: list[Any] = []
     callback = Callback(always=error)
@@ -276,7 +274,7 @@ async def test_failure_for_good_may_be_caught_and_is_the_same_on_replay(
         await self.wait("wait", "go")
         return "compensated"
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.crash()
         await handle.send("go")
         await engine.run_until_idle()
@@ -465,9 +463,8 @@ async def test_outer_callback_that_raises_after_its_inner_step_leaves_the_inner_
 
 
 @pytest.mark.spec(53)
-@every_mode
 @async_test
-async def test_retries_of_an_outer_callback_find_the_inner_success(mode: dict[str, Any]) -> None:
+async def test_retries_of_an_outer_callback_find_the_inner_success() -> None:
     inner = Callback("inner")
     values = []
 
@@ -479,7 +476,7 @@ async def test_retries_of_an_outer_callback_find_the_inner_success(mode: dict[st
 
         await self.run("outer", outer)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.advance(60)
 
         assert states(await step_of(handle, "outer", RunStep)) == ["failed"] * 3
@@ -525,9 +522,8 @@ async def test_crashes_during_the_back_off_neither_run_the_callback_nor_move_the
 
 
 @pytest.mark.spec(52)
-@every_mode
 @async_test
-async def test_interruption_of_one_branch_leaves_the_finished_branch_as_it_is(mode: dict[str, Any]) -> None:
+async def test_interruption_of_one_branch_leaves_the_finished_branch_as_it_is() -> None:
     hanging, finished = Hanging(hanging_calls=1), Callback("finished")
 
     @definition
@@ -536,7 +532,7 @@ async def test_interruption_of_one_branch_leaves_the_finished_branch_as_it_is(mo
         slow = self.run("slow", hanging)
         return [await quick, await slow]
 
-    async with SimulatedEngine([workflow], **mode) as engine:
+    async with SimulatedEngine([workflow]) as engine:
         handle = engine.get(workflow, "instance-1")
         await handle.create()
         await hanging.has_entered.wait()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.support import Callback, async_test, definition, every_mode, lifecycle, query, started, states, step_of
+from tests.support import Callback, async_test, definition, lifecycle, query, started, states, step_of
 
 from workerflow import DefinitionError, NonRetryableStepError, RunStep, Settings, WorkflowFailedError
 from workerflow.testing import SimulatedEngine
@@ -111,7 +111,8 @@ async def test_succeeded_step_is_not_run_again_and_gives_its_stored_value(value:
 
         assert await handle.status() == "completed"
         assert callback.calls == 1
-        assert results == [value, value]
+        assert len(results) > 1
+        assert all(result == value for result in results)
 
 
 @pytest.mark.spec(28)
@@ -135,16 +136,15 @@ async def test_started_attempt_is_durable_before_its_callback_begins() -> None:
 
 
 @pytest.mark.spec(29)
-@every_mode
 @async_test
-async def test_siblings_both_succeed_and_are_listed_in_creation_order(mode: dict[str, Any]) -> None:
+async def test_siblings_both_succeed_and_are_listed_in_creation_order() -> None:
     @definition
     async def workflow(self: Any) -> None:
         # Not in the order of the alphabet, in which a database might happen to give them.
         await self.run("step-b", Callback())
         await self.run("step-a", Callback())
 
-    async with started(workflow, **mode) as (_engine, handle):
+    async with started(workflow) as (_engine, handle):
         steps = await handle.steps()
 
         assert await handle.status() == "completed"
@@ -195,6 +195,7 @@ async def test_always_replay_writes_the_next_sibling_without_an_attempt_before_t
 
 
 @pytest.mark.spec(30)
+@pytest.mark.normal_only("it counts the entries of execute()")
 @async_test
 async def test_normal_mode_takes_one_pass_whatever_the_number_of_siblings() -> None:
     passes: list[Any] = []
@@ -239,9 +240,8 @@ async def test_always_replay_counts_nested_levels_for_themselves(
 @pytest.mark.spec(32, 33)
 @pytest.mark.parametrize("second", ["run", "sleep", "wait"])
 @pytest.mark.parametrize("first", ["run", "sleep", "wait"])
-@every_mode
 @async_test
-async def test_reusing_a_step_id_fails_the_workflow(first: str, second: str, mode: dict[str, Any]) -> None:
+async def test_reusing_a_step_id_fails_the_workflow(first: str, second: str) -> None:
     def ask(self: Any, kind: str) -> Any:
         if kind == "run":
             return self.run("same-id", Callback())
@@ -252,7 +252,7 @@ async def test_reusing_a_step_id_fails_the_workflow(first: str, second: str, mod
         await ask(self, first)
         await ask(self, second)
 
-    async with SimulatedEngine([workflow], **mode) as engine:
+    async with SimulatedEngine([workflow]) as engine:
         handle = engine.get(workflow, "instance-1")
         await handle.send("event")
         await handle.create()
@@ -308,7 +308,7 @@ async def test_verbs_of_a_running_definition_are_refused_outside_execute(verb: s
         bodies.append(self)
         await self.wait("wait", "go")
 
-    async with started(workflow) as (engine, handle):
+    async with started(workflow, settings=Settings(hibernate_after_s=3600)) as (engine, handle):
         with pytest.raises(DefinitionError, match=r"workflow context is unavailable.*inside execute\(\)"):
             getattr(bodies[0], verb)("step", arguments[verb])
         await engine.run_until_idle()
@@ -350,14 +350,21 @@ async def test_value_on_the_first_execution_is_the_stored_one_and_not_the_callba
         results.append(value["list"])
         await self.wait("wait", "go")
 
-    async with started(workflow) as (engine, _handle):
+    async with started(workflow) as (engine, handle):
         await engine.crash()
+        await handle.send("go")
+        await handle.result(timeout=5)
 
-        assert results == [[1], [1]]
+        assert len(results) > 1
+        assert all(result == [1] for result in results)
 
 
 @pytest.mark.spec(36)
-@pytest.mark.parametrize("value", [-0.0, 0.1 + 0.2, 1e308, 2**53 + 1, 10**400, "é\U0001f375", [[], {}]])
+@pytest.mark.parametrize(
+    "value",
+    [-0.0, 0.1 + 0.2, 1e308, 2**53 + 1, 10**400, "é\U0001f375", [[], {}]],
+    ids=["negative-zero", "sum", "huge-float", "beyond-53-bit", "400-digits", "text", "empty"],
+)
 @async_test
 async def test_first_execution_and_replay_see_the_same_value(value: Any) -> None:
     results: list[Any] = []
@@ -367,14 +374,16 @@ async def test_first_execution_and_replay_see_the_same_value(value: Any) -> None
         results.append(await self.run("step", Callback(value)))
         await self.wait("wait", "go")
 
-    async with started(workflow) as (engine, _handle):
+    async with started(workflow) as (engine, handle):
         await engine.crash()
+        await handle.send("go")
+        await handle.result(timeout=5)
 
-        first, replayed = results
-        assert first == replayed == value
-        assert type(first) is type(replayed)
-        if isinstance(value, float):
-            assert math.copysign(1, first) == math.copysign(1, replayed)
+        first, *replayed = results
+        assert first == value
+        assert replayed
+        # The text tells 0 from -0.0 and from 0.0.
+        assert {repr(result) for result in replayed} == {repr(first)}
 
 
 @pytest.mark.spec(36)
@@ -390,10 +399,13 @@ async def test_first_execution_and_replay_see_the_declared_type() -> None:
         results.append(await self.run("step", reserve))
         await self.wait("wait", "go")
 
-    async with started(workflow) as (engine, _handle):
+    async with started(workflow) as (engine, handle):
         await engine.crash()
+        await handle.send("go")
+        await handle.result(timeout=5)
 
-        assert results == [Order("tea", 900), Order("tea", 900)]
+        assert len(results) > 1
+        assert all(result == Order("tea", 900) for result in results)
 
 
 @pytest.mark.spec(37)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support import Callback, async_test, definition, every_mode, query, started, states, step_of
+from tests.support import Callback, async_test, definition, query, started, states, step_of
 
 from workerflow import RunStep, SleepStep, StepError, WorkflowRuntimeContext
 from workerflow.core.model import to_datetime, to_milliseconds
@@ -92,9 +92,8 @@ async def test_wake_time_counts_from_first_reaching_the_sleep_and_not_from_repla
 
 
 @pytest.mark.spec(57)
-@every_mode
 @async_test
-async def test_sleep_suspends_the_workflow_and_the_alarm_is_its_wake_time(mode: dict[str, Any]) -> None:
+async def test_sleep_suspends_the_workflow_and_the_alarm_is_its_wake_time() -> None:
     after = Callback()
 
     @definition
@@ -102,7 +101,7 @@ async def test_sleep_suspends_the_workflow_and_the_alarm_is_its_wake_time(mode: 
         await self.sleep("sleep", timedelta(hours=2))
         await self.run("after", after)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         wake_at = engine.now() + timedelta(hours=2)
         assert (await handle.status(), (await handle.info()).alarm_at) == ("running", wake_at)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.support import Callback, async_test, definition, every_mode, lifecycle, query, started, states, step_of
+from tests.support import Callback, async_test, definition, lifecycle, query, started, states, step_of
 
 from workerflow import (
     UNSET,
@@ -79,18 +79,16 @@ def test_wait_asked_for_again_is_the_same_row(timeout_at: datetime | None) -> No
 
 
 @pytest.mark.spec(67)
-@every_mode
 @async_test
-async def test_wait_with_a_deadline_suspends_and_the_alarm_is_the_deadline(mode: dict[str, Any]) -> None:
-    async with started(one_wait(timeout=HOUR), **mode) as (engine, handle):
+async def test_wait_with_a_deadline_suspends_and_the_alarm_is_the_deadline() -> None:
+    async with started(one_wait(timeout=HOUR)) as (engine, handle):
         assert (await handle.status(), (await handle.info()).alarm_at) == ("running", engine.now() + HOUR)
 
 
 @pytest.mark.spec(67)
-@every_mode
 @async_test
-async def test_wait_without_a_deadline_suspends_without_an_alarm(mode: dict[str, Any]) -> None:
-    async with started(one_wait(), **mode) as (engine, handle):
+async def test_wait_without_a_deadline_suspends_without_an_alarm() -> None:
+    async with started(one_wait()) as (engine, handle):
         await engine.advance(timedelta(days=365))
 
         assert (await handle.status(), (await handle.info()).alarm_at) == ("running", None)
@@ -98,10 +96,9 @@ async def test_wait_without_a_deadline_suspends_without_an_alarm(mode: dict[str,
 
 
 @pytest.mark.spec(68, 69)
-@every_mode
 @async_test
-async def test_awaited_event_satisfies_the_wait_with_a_decoded_payload_and_resumes(mode: dict[str, Any]) -> None:
-    async with started(one_wait(), **mode) as (engine, handle):
+async def test_awaited_event_satisfies_the_wait_with_a_decoded_payload_and_resumes() -> None:
+    async with started(one_wait()) as (engine, handle):
         assert await handle.send("event", {"ok": True, "list": [1]}) is Receipt.used
         await engine.run_until_idle()
 
@@ -152,17 +149,14 @@ async def test_absent_and_null_payloads_are_told_apart_and_both_give_none(
 
 
 @pytest.mark.spec(73)
-@every_mode
 @async_test
-async def test_event_without_a_matching_wait_is_queued_and_satisfies_a_later_wait_at_its_creation(
-    mode: dict[str, Any],
-) -> None:
+async def test_event_without_a_matching_wait_is_queued_and_satisfies_a_later_wait_at_its_creation() -> None:
     @definition
     async def workflow(self: Any) -> Any:
         await self.wait("first", "go")
         return await self.wait("second", "data")
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         assert await handle.send("data", {"v": 1}) is Receipt.queued
         await engine.run_until_idle()
         (queued,) = (await handle.info()).inbound_events
@@ -180,15 +174,14 @@ async def test_event_without_a_matching_wait_is_queued_and_satisfies_a_later_wai
 
 
 @pytest.mark.spec(74)
-@every_mode
 @async_test
-async def test_queued_events_of_one_name_are_used_oldest_first_and_each_once(mode: dict[str, Any]) -> None:
+async def test_queued_events_of_one_name_are_used_oldest_first_and_each_once() -> None:
     @definition
     async def workflow(self: Any) -> list[Any]:
         await self.wait("gate", "go")
         return [await self.wait(f"wait-{number}", "data") for number in range(3)]
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         # All in the same millisecond: only the order of acceptance tells them apart.
         for number in (7, 5, 6):
             await handle.send("data", number)
@@ -273,10 +266,9 @@ async def test_event_to_an_ended_instance_is_dropped_and_changes_nothing(status:
 @pytest.mark.spec(78, 79, 80)
 @pytest.mark.parametrize(("arguments", "payload"), [(({"data": "test"},), {"data": "test"}), ((), UNSET)])
 @pytest.mark.parametrize("has_crashed", [False, True])
-@every_mode
 @async_test
 async def test_event_while_paused_waits_for_resume_and_then_satisfies_the_wait(
-    arguments: tuple[Any, ...], payload: Any, has_crashed: bool, mode: dict[str, Any]
+    arguments: tuple[Any, ...], payload: Any, has_crashed: bool
 ) -> None:
     passes: list[Any] = []
 
@@ -285,7 +277,7 @@ async def test_event_while_paused_waits_for_resume_and_then_satisfies_the_wait(
         passes.append(None)
         await self.wait("wait", "event", timeout=86_400)
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await handle.pause()
         passes.clear()
 
@@ -394,14 +386,13 @@ async def test_storage_refuses_a_wait_for_an_event_without_a_name() -> None:
 
 
 @pytest.mark.spec(83)
-@every_mode
 @async_test
-async def test_wait_whose_deadline_is_already_past_times_out_and_fails_the_workflow(mode: dict[str, Any]) -> None:
+async def test_wait_whose_deadline_is_already_past_times_out_and_fails_the_workflow() -> None:
     @definition
     async def workflow(self: Any) -> None:
         await self.wait("wait-1", "event-1", deadline=self.now() - timedelta(seconds=1))
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         (step,) = await handle.steps()
 
         assert isinstance(step, WaitStep)
@@ -411,10 +402,9 @@ async def test_wait_whose_deadline_is_already_past_times_out_and_fails_the_workf
 
 
 @pytest.mark.spec(84)
-@every_mode
 @async_test
-async def test_passed_deadline_that_nobody_catches_fails_the_workflow_when_it_passes(mode: dict[str, Any]) -> None:
-    async with started(one_wait(timeout=HOUR), **mode) as (engine, handle):
+async def test_passed_deadline_that_nobody_catches_fails_the_workflow_when_it_passes() -> None:
+    async with started(one_wait(timeout=HOUR)) as (engine, handle):
         await engine.advance(HOUR - MILLISECOND)
         assert (await handle.status(), (await step_of(handle, "wait", WaitStep)).state) == ("running", "waiting")
 
@@ -429,9 +419,8 @@ async def test_passed_deadline_that_nobody_catches_fails_the_workflow_when_it_pa
 
 
 @pytest.mark.spec(84)
-@every_mode
 @async_test
-async def test_passed_deadline_may_be_caught_and_is_the_same_on_replay(mode: dict[str, Any]) -> None:
+async def test_passed_deadline_may_be_caught_and_is_the_same_on_replay() -> None:
     caught: list[WaitTimeoutError] = []
 
     @definition
@@ -443,7 +432,7 @@ async def test_passed_deadline_may_be_caught_and_is_the_same_on_replay(mode: dic
         await self.wait("gate", "go")
         return "went on"
 
-    async with started(workflow, **mode) as (engine, handle):
+    async with started(workflow) as (engine, handle):
         await engine.advance(HOUR)
         await engine.crash()
         await handle.send("payment.received", "too late")
@@ -649,12 +638,11 @@ async def test_wait_first_reached_after_its_deadline_has_the_event_queued_before
 
 
 @pytest.mark.spec(95)
-@every_mode
 @async_test
-async def test_event_sent_together_with_create_is_not_lost(mode: dict[str, Any]) -> None:
+async def test_event_sent_together_with_create_is_not_lost() -> None:
     workflow = one_wait(timeout=HOUR)
 
-    async with SimulatedEngine([workflow], **mode) as engine:
+    async with SimulatedEngine([workflow]) as engine:
         handle = engine.get(workflow, "instance-1")
 
         await asyncio.gather(handle.create(), handle.send("event", "at once"))
@@ -667,9 +655,8 @@ async def test_event_sent_together_with_create_is_not_lost(mode: dict[str, Any])
 
 
 @pytest.mark.spec(95)
-@every_mode
 @async_test
-async def test_event_sent_by_the_callback_before_the_wait_is_not_lost(mode: dict[str, Any]) -> None:
+async def test_event_sent_by_the_callback_before_the_wait_is_not_lost() -> None:
     async def order() -> None:
         await engine.get(workflow, "instance-1").send("event", "from the callback")
 
@@ -678,7 +665,7 @@ async def test_event_sent_by_the_callback_before_the_wait_is_not_lost(mode: dict
         await self.run("order", order)
         return await self.wait("wait", "event", timeout=HOUR)
 
-    async with SimulatedEngine([workflow], **mode) as engine:
+    async with SimulatedEngine([workflow]) as engine:
         handle = engine.get(workflow, "instance-1")
         await handle.create()
 

@@ -102,19 +102,20 @@ class LocalPort(Port):
 
     async def create(self, input_value: Any) -> bool:
         text = self._input_text(input_value)
+        found = self._find()
 
         def create(instance: Instance) -> bool:
-            # What another process has mailed came before: of two inputs, the earlier one counts, and both are told so.
-            if instance.status == "pending":
+            # What another process has mailed came before: of two inputs the earlier one counts, and both are told so.
+            if found is not None and instance.status == "pending":
                 self._worker.take_mail(instance)
             return instance.create(text)
 
-        return bool(await self._do(create))
+        return bool(await self._apply(found or self._insert(), create))
 
     async def send(self, event: str, payload: Any, event_id: str | None) -> Receipt:
         name, text, event_id = self._event(event, payload, event_id)
-        receipt, event_row, instance = await self._do(
-            lambda instance: (*receive(instance, name, text, event_id), instance)
+        receipt, event_row, instance = await self._apply(
+            self._find() or self._insert(), lambda instance: (*receive(instance, name, text, event_id), instance)
         )
         if event_row is None:
             return cast(Receipt, receipt)
@@ -122,19 +123,25 @@ class LocalPort(Port):
         return Receipt.queued if instance.is_unused(event_row) else Receipt.used
 
     async def pause(self) -> None:
-        if self._worker.residents.find(self._entry.name, self._id) is not None:
-            await self._do(Instance.pause)
+        if (instance := self._find()) is not None:
+            await self._apply(instance, Instance.pause)
 
     async def resume(self) -> None:
-        if self._worker.residents.find(self._entry.name, self._id) is None:
+        if (instance := self._find()) is None:
             raise not_resumable("pending")
-        await self._do(Instance.resume)
+        await self._apply(instance, Instance.resume)
 
     async def cancel(self, reason: str | None) -> None:
         _check_reason(reason, self._settings.value_bytes_max)
-        await self._do(lambda instance: instance.cancel(reason))
+        await self._apply(self._find() or self._insert(), lambda instance: instance.cancel(reason))
 
-    async def _do(self, action: Callable[[Instance], Any]) -> Any:
+    def _find(self) -> Instance | None:
+        return self._worker.residents.find(self._entry.name, self._id)
+
+    def _insert(self) -> Instance:
+        return self._worker.residents.insert(self._entry.name, self._id)
+
+    async def _apply(self, instance: Instance, action: Callable[[Instance], Any]) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         worker = self._worker
 
@@ -146,7 +153,6 @@ class LocalPort(Port):
                 return
             worker.when_durable(instance, _answer, answer, value, None)
 
-        instance = worker.residents.find_or_insert(self._entry.name, self._id)
         worker.apply(instance, apply, lambda error: _answer(answer, None, error))
         return await answer
 

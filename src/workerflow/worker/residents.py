@@ -46,13 +46,11 @@ class Residents:
             return None if row is None else self.obtain(row.key)
         return instance
 
-    def find_or_insert(self, workflow: str, instance_id: str) -> Instance:
-        """The instance of this name in memory; a new one, pending, if there is none."""
-        instance = self.find(workflow, instance_id)
-        if instance is None:
-            instance = self.make_anew(workflow, instance_id, self._effects.nonce())
-            self.add(instance)
-            self._worker.apply(instance, Instance.insert)
+    def insert(self, workflow: str, instance_id: str) -> Instance:
+        """A new instance of this name, pending, in memory."""
+        instance = self.make_anew(workflow, instance_id, self._effects.nonce())
+        self.add(instance)
+        self._worker.apply(instance, Instance.insert)
         return instance
 
     def make_anew(self, workflow: str, instance_id: str, nonce: str) -> Instance:
