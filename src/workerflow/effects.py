@@ -38,6 +38,13 @@ class Effects(Protocol):
         """Run *callback* on the running loop, not before wall-clock time *at_ms*."""
         ...
 
+    def call_after(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Run *callback* on the running loop after so long, whatever happens to the wall clock meanwhile.
+
+        For intervals that nobody records: with ``call_at``, a clock set back an hour would make them an hour longer.
+        """
+        ...
+
     def key(self) -> int:
         """A random positive 63-bit integer, for rows that several processes create."""
         ...
@@ -81,10 +88,10 @@ class _WallTimer:
         self._handle.cancel()
 
 
-async def wait_until(effects: Effects, at_ms: int) -> None:
-    """Return when the wall clock has reached *at_ms*."""
+async def pause(effects: Effects, delay_ms: int) -> None:
+    """Return after so long."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = effects.call_at(at_ms, partial(set_done, done))
+    timer = effects.call_after(delay_ms, partial(set_done, done))
     try:
         await done
     finally:
@@ -108,6 +115,9 @@ class SystemEffects:
 
     def call_at(self, at_ms: int, callback: Callable[[], None]) -> Timer:
         return _WallTimer(at_ms, callback)
+
+    def call_after(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(delay_ms / 1000, callback)
 
     def key(self) -> int:
         return secrets.randbits(62) + 1

@@ -19,7 +19,7 @@ from workerflow.core.instance import Instance
 from workerflow.core.model import InstanceSummary, Status, optional_datetime, to_datetime, to_milliseconds
 from workerflow.core.request import Scope
 from workerflow.definition import WorkflowDefinition, checked_id
-from workerflow.effects import Effects, SystemEffects, set_done, wait_until
+from workerflow.effects import Effects, SystemEffects, pause, set_done
 from workerflow.errors import DatabaseLockedError, DefinitionError, EngineClosedError
 from workerflow.handle import WorkflowHandle
 from workerflow.runtime import WorkflowRuntime
@@ -188,9 +188,9 @@ class Engine:
 
     async def _open(self, store: SqliteStore) -> int:
         """Open the file for as long as others may hold it; gives the worker's incarnation, 0 if there is none."""
-        began_ms = self._effects.now_ms()
+        began_s = self._effects.monotonic_s()
         while True:
-            waited_s = (self._effects.now_ms() - began_ms) / 1000
+            waited_s = self._effects.monotonic_s() - began_s
             try:
                 return self._open_now(store)
             except StoreBusyError:
@@ -199,7 +199,7 @@ class Engine:
             except DatabaseLockedError:
                 if waited_s >= self._settings.lock_timeout_s:
                     raise
-            await wait_until(self._effects, self._effects.now_ms() + LOCK_LOOK_AGAIN_MS)
+            await pause(self._effects, LOCK_LOOK_AGAIN_MS)
 
     def _make_store(self) -> SqliteStore:
         return SqliteStore(self._path, synchronous=self._settings.synchronous)
@@ -331,9 +331,7 @@ class Engine:
             self._changes.setdefault(name, set()).add(change)
             change.add_done_callback(lambda _: self._forget_change(name, change))
         else:
-            timer = self._effects.call_at(
-                self._effects.now_ms() + RESULT_LOOK_AGAIN_MS, functools.partial(set_done, change)
-            )
+            timer = self._effects.call_after(RESULT_LOOK_AGAIN_MS, functools.partial(set_done, change))
             change.add_done_callback(lambda _: timer.cancel())
         return change
 

@@ -58,6 +58,7 @@ class JournalStep:
         "counted",
         "created_ms",
         "event_name",
+        "first_later",
         "kind",
         "max_attempts",
         "ordinal",
@@ -87,6 +88,8 @@ class JournalStep:
         self.sequence: int | None = None
         self.abandoned_ms: int | None = None
         self.claimed: Inbound | None = None
+        # The number of the first event that was accepted after this wait was made; 0 when that is not known any more.
+        self.first_later = 0
         self.children: list[JournalStep] = []
 
     @property
@@ -122,6 +125,14 @@ class Inbound(NamedTuple):
     payload: str | None
     event_id: str | None
     received_ms: int
+
+
+def came_at_ms(event: Inbound, step: JournalStep) -> int:
+    """When an event came, for a wait.
+
+    One that was accepted before the wait was made came before it, also when the clock was set back in between.
+    """
+    return min(event.received_ms, step.created_ms) if event.number < step.first_later else event.received_ms
 
 
 class Journal:
@@ -167,6 +178,7 @@ class Journal:
             event_name,
             timeout_ms,
         )
+        step.first_later = self.next_acceptance
         if parent_id is not None:
             self.step(parent_id, "run").children.append(step)
         self.steps[step_id] = step
@@ -247,7 +259,7 @@ class Journal:
         """The oldest unused event that a waiting wait can have: of its name, and before its deadline."""
         queue = self.unclaimed.get(step.event_name or "", ())
         limit_ms = step.timeout_ms
-        return next((event for event in queue if limit_ms is None or event.received_ms < limit_ms), None)
+        return next((event for event in queue if limit_ms is None or came_at_ms(event, step) < limit_ms), None)
 
     def claim(self, step: JournalStep, event: Inbound, now_ms: int) -> None:
         """Give a wait its event."""

@@ -15,7 +15,7 @@ from workerflow.core.body import RunawayBodyError
 from workerflow.core.context import next_attempt_ms
 from workerflow.core.execution import Execution, drift
 from workerflow.core.failure import ABANDONED, INTERRUPTED, STOPPED, Failure, describe, error_traceback
-from workerflow.core.journal import Attempt, Inbound, JournalStep
+from workerflow.core.journal import Attempt, Inbound, JournalStep, came_at_ms
 from workerflow.core.model import TIME_MAX_MS
 from workerflow.core.nesting import Nesting
 from workerflow.core.outcomes import Ending, is_retryable, outcome_ms, outcome_of, plain_failure, stuck_failure
@@ -108,7 +108,7 @@ class Stepping:
         while not (execution.has_outcome() or self._is_pass_over) and self._instance.is_drivable():
             at_ms, match = deadlines.earliest(), self._waits.next_match()
             # What comes at the deadline comes too late.
-            if at_ms is not None and at_ms <= now_ms and (match is None or at_ms <= match[1].received_ms):
+            if at_ms is not None and at_ms <= now_ms and (match is None or at_ms <= came_at_ms(match[1], match[0])):
                 self._pass_deadlines(execution, at_ms, now_ms)
             elif match is not None:
                 self._claim(*match, now_ms)

@@ -55,6 +55,10 @@ class VirtualEffects:
         heappush(self._timers, (at_ms, self._ticket, timer))
         return timer
 
+    def call_after(self, delay_ms: int, callback: Callable[[], None]) -> VirtualTimer:
+        """Run *callback* when the clock has been moved so far."""
+        return self.call_at(self._now_ms + delay_ms, callback)
+
     def key(self) -> int:
         """A seeded key."""
         return self._random.getrandbits(62) + 1

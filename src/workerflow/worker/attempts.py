@@ -96,8 +96,7 @@ class Attempts:
         context = self._new_context()
         context.run(CURRENT_SCOPE.set, scope)
         if request.timeout_ms is not None:
-            at_ms = self._effects.now_ms() + request.timeout_ms
-            running.timer = self._effects.call_at(at_ms, lambda: self._time_out(scope))
+            running.timer = self._effects.call_after(request.timeout_ms, lambda: self._time_out(scope))
         assert request.callback is not None
         if is_async(request.callback):
             coroutine = self._await(scope, request.callback, request.arguments)

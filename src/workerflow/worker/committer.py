@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from workerflow.core.rows import Rows
-from workerflow.effects import Effects, set_done, wait_until
+from workerflow.effects import Effects, pause, set_done
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store, StoreBusyError
 
@@ -190,7 +190,7 @@ class Committer:
                 is_unknown = True
                 _logger.error("batch %d is not durable yet, trying again: %s", batch.number, error)
             pause_ms = BACK_OFF_MS[min(failures, len(BACK_OFF_MS) - 1)]
-            await wait_until(self._effects, self._effects.now_ms() + pause_ms)
+            await pause(self._effects, pause_ms)
             failures += 1
 
     def _timed_commit(self, batch: Batch, busy_timeout_ms: int) -> None:

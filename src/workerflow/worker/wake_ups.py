@@ -58,14 +58,14 @@ class WakeUps:
             self.alarms.stored_ms = self._effects.now_ms() + LOOK_AGAIN_MS
             _logger.warning("looking for mail and alarms will be tried again: %s", error)
         finally:
-            self._timer = self._effects.call_at(self._effects.now_ms() + self._interval_ms, self.poll)
+            self._timer = self._effects.call_after(self._interval_ms, self.poll)
 
     def after_commit(self) -> None:
         """A commit may have brought to light what a look before it could not reach."""
         if self._looks_after_commit:
             self._looks_after_commit = False
             self.alarms.stored_ms = self._effects.now_ms()
-            self._effects.call_at(self._effects.now_ms(), self.poll)
+            self._effects.call_after(0, self.poll)
 
     def deliver(self, key: int) -> None:
         """Begin to deliver the completion of an instance that has ended."""
@@ -89,7 +89,7 @@ class WakeUps:
     def _alarms_fired(self, now_ms: int) -> None:
         worker = self._worker
         for key in self.alarms.live.pop_due(now_ms):
-            self._alarm(key)
+            self.alarm(key)
         for key in self.alarms.idle.pop_due(now_ms):
             instance = worker.live.get(key)
             if instance is not None:
@@ -101,7 +101,8 @@ class WakeUps:
             _logger.warning("looking for due alarms will be tried again: %s", error)
         worker.committer.schedule()
 
-    def _alarm(self, key: int) -> None:
+    def alarm(self, key: int) -> None:
+        """Let an instance in memory act on what is due."""
         worker = self._worker
         instance = worker.live.get(key)
         if instance is None or worker.is_stopping:

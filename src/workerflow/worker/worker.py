@@ -14,7 +14,7 @@ from workerflow.core.execution import Execution
 from workerflow.core.instance import Instance
 from workerflow.core.request import Request, Scope
 from workerflow.core.rows import Rows
-from workerflow.effects import Effects, Timer, wait_until
+from workerflow.effects import Effects, Timer, pause
 from workerflow.errors import DatabaseError, EngineClosedError
 from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError, Store
@@ -259,8 +259,8 @@ class Worker:
 
     def finish_later(self, instance: Instance) -> None:
         if instance not in self._graces:
-            at_ms = self.now_ms() + round(self._settings.finish_grace_s * 1000)
-            self._graces[instance] = self._effects.call_at(at_ms, lambda: self._finish(instance))
+            grace_ms = round(self._settings.finish_grace_s * 1000)
+            self._graces[instance] = self._effects.call_after(grace_ms, lambda: self._finish(instance))
 
     def released(self, instance: Instance) -> None:
         self._rebuilder.released(instance)
@@ -330,7 +330,7 @@ class Worker:
             raise
         except DatabaseError as error:
             _logger.warning("%s will be tried again: %s", instance.label(), error)
-            self.alarms.set_live(instance.key, self.now_ms() + LOOK_AGAIN_MS)
+            self.after(LOOK_AGAIN_MS, partial(self.wake_ups.alarm, instance.key))
         except Exception as error:  # A fault of ours.
             self._rebuilder.broken(instance, error)
 
@@ -357,7 +357,7 @@ class Worker:
 
     def after(self, milliseconds: int, callback: Callable[[], None]) -> None:
         """Call back later, unless the worker has ended by then."""
-        self._effects.call_at(self.now_ms() + milliseconds, lambda: None if self._is_halted else callback())
+        self._effects.call_after(milliseconds, lambda: None if self._is_halted else callback())
 
     def _finish(self, instance: Instance) -> None:
         del self._graces[instance]
@@ -375,6 +375,6 @@ class Worker:
         self._on_failure(error)
 
     async def _let_callbacks_end(self) -> None:
-        give_up_ms = self.now_ms() + round(self._settings.stop_grace_s * 1000)
-        while (self.busy_callbacks() or self.deliveries.in_flight()) and self.now_ms() < give_up_ms:
-            await wait_until(self._effects, self.now_ms() + STOP_LOOK_AGAIN_MS)
+        give_up_s = self._effects.monotonic_s() + self._settings.stop_grace_s
+        while (self.busy_callbacks() or self.deliveries.in_flight()) and self._effects.monotonic_s() < give_up_s:
+            await pause(self._effects, STOP_LOOK_AGAIN_MS)

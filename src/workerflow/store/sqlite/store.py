@@ -78,7 +78,9 @@ class SqliteStore:
         self._lock.release()
 
     def begin_worker(self, process_id: int, now_ms: int, workflows: list[str]) -> int:
-        row = self._write_connection().row("worker_begin", process_id, now_ms, dump_json(workflows))
+        connection, values = self._write_connection(), (process_id, now_ms, dump_json(workflows))
+        # The file lock keeps others from coming in between.
+        row = connection.row("worker_begin", *values) or connection.row("worker_first", *values)
         assert row is not None
         return int(row[0])
 
@@ -289,7 +291,9 @@ class SqliteStore:
             def apply(number: int, script: str) -> None:
                 with translated(self._path):
                     connection.raw.execute(script)
-                connection.rows("schema_record", number, now_ms)
+                if number == 1:
+                    connection.rows("schema_first", now_ms)
+                connection.rows("schema_record", number)
 
             migrate(0 if row is None else int(row[0]), migrations(PACKAGE), apply, str(self._path))
             with translated(self._path):

@@ -12,6 +12,13 @@ create table workerflow_meta (
     created_at integer not null check (created_at >= 0)
 ) strict;
 
+create trigger workerflow_meta_never_replaced before insert on workerflow_meta
+when exists (select 1 from workerflow_meta)
+begin select raise(abort, 'the schema version is never replaced'); end;
+
+create trigger workerflow_meta_delete before delete on workerflow_meta
+begin select raise(abort, 'the schema version is never deleted'); end;
+
 -- One row per worker. Lease and heartbeat are for stores with many workers; here the file lock stands for them.
 create table workers (
     worker_id integer primary key,
@@ -23,6 +30,13 @@ create table workers (
     lease_expires_at integer check (lease_expires_at >= 0),
     workflows text not null check (json_valid(workflows))
 ) strict;
+
+create trigger workers_never_replaced before insert on workers
+when exists (select 1 from workers where worker_id = new.worker_id)
+begin select raise(abort, 'a worker is never replaced'); end;
+
+create trigger workers_delete before delete on workers
+begin select raise(abort, 'a worker is never deleted: its incarnation would begin anew'); end;
 
 create trigger workers_only_grow before update on workers
 when new.incarnation < old.incarnation or (new.incarnation = old.incarnation and new.batch_number < old.batch_number)
@@ -142,6 +156,11 @@ when new.parent_step_id is not null and not exists (
     select 1 from steps where instance_key = new.instance_key and step_id = new.parent_step_id and kind = 'run')
 begin select raise(abort, 'the parent of a step must be a run step of the same instance'); end;
 
+create trigger steps_begin_open before insert on steps
+when new.outcome_sequence is not null
+    or (select status from instances where instance_key = new.instance_key) in ('completed', 'failed', 'cancelled')
+begin select raise(abort, 'a step begins without an outcome, in an instance that has not ended'); end;
+
 create trigger steps_never_replaced before insert on steps
 when exists (select 1 from steps where instance_key = new.instance_key and step_id = new.step_id)
 begin select raise(abort, 'a step is never replaced'); end;
@@ -189,7 +208,8 @@ create table attempts (
             and error_detail is null and next_attempt_at is null and outcome_sequence is not null
         else ended_at is not null and error_message is not null and result_type is null and result_json is null
             and (next_attempt_at is null or outcome_sequence is null)
-    end)
+    end),
+    check (counts = 1 or state = 'failed')
 ) strict, without rowid;
 
 -- At most one started attempt per step, also under a bug: two callbacks of a step at once would be a double effect.
@@ -265,7 +285,8 @@ create unique index inbound_events_id on inbound_events (instance_key, event_id)
 
 create trigger inbound_events_begin_unclaimed before insert on inbound_events
 when new.claimed_by is not null
-begin select raise(abort, 'an event is accepted first and claimed afterwards'); end;
+    or (select status from instances where instance_key = new.instance_key) in ('completed', 'failed', 'cancelled')
+begin select raise(abort, 'an event is accepted first and claimed afterwards, by an instance that has not ended'); end;
 
 create trigger inbound_events_never_replaced before insert on inbound_events
 when exists (select 1 from inbound_events where instance_key = new.instance_key and number = new.number)
@@ -321,6 +342,10 @@ create trigger deliveries_fixed_columns before update on deliveries
 when new.instance_key <> old.instance_key or new.number <> old.number
 begin select raise(abort, 'a delivery stays that of its lifecycle event'); end;
 
+create trigger deliveries_delivered before update on deliveries
+when old.delivered_at is not null
+begin select raise(abort, 'what is delivered stays so'); end;
+
 create trigger deliveries_of_an_end before insert on deliveries
 when (select type from lifecycle_events where instance_key = new.instance_key and number = new.number)
     not in ('completed', 'failed', 'cancelled')
@@ -350,6 +375,11 @@ create index mail_untaken_of on mail (instance_key, mail_id) where taken_at is n
 create unique index mail_one_create on mail (instance_key) where kind = 'create';
 -- The same for an event that is sent twice while nobody reads the mail.
 create unique index mail_event_id on mail (instance_key, event_id) where event_id is not null;
+
+create trigger mail_to_the_living before insert on mail
+when new.taken_at is not null
+    or (select status from instances where instance_key = new.instance_key) in ('completed', 'failed', 'cancelled')
+begin select raise(abort, 'mail is sent to an instance that has not ended, and taken afterwards'); end;
 
 create trigger mail_never_replaced before insert on mail
 when exists (select 1 from mail where mail_id = new.mail_id)
