@@ -305,6 +305,14 @@ class Instance:
         """When the instance has to be in memory again, if a time and not an event says so."""
         return self.deadlines.earliest() if self.is_drivable() else self.delivery_ms
 
+    def take_over_delivery(self) -> None:
+        """A process has ended while it delivered the completion: at once for the first time, later with a back-off.
+
+        A handler that ends the process would else do so at every start, before anybody else has moved.
+        """
+        failures = self.delivery_attempts - 1
+        self.delivery_ms = self.host.now_ms() + (DELIVERY_RETRY.delay_ms(failures, 0.0) if failures > 0 else 0)
+
     def delivery_began(self, lease_ms: int) -> str:
         """Count one more try to deliver the completion; gives the id of the delivery."""
         self.delivery_attempts += 1

@@ -132,7 +132,7 @@ def came_at_ms(event: Inbound, step: JournalStep) -> int:
 
     One that was accepted before the wait was made came before it, also when the clock was set back in between.
     """
-    return min(event.received_ms, step.created_ms) if event.number < step.first_later else event.received_ms
+    return min(event.received_ms, step.created_ms - 1) if event.number < step.first_later else event.received_ms
 
 
 class Journal:

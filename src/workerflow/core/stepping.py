@@ -197,8 +197,9 @@ class Stepping:
             if is_final:
                 self._has_outcome(scope.request, step)
             else:
-                # So that the instance counts as busy: it must keep its owner, by whom the next start finds it.
-                self._queued.append(scope.request)
+                # So that the instance counts as busy: it must keep its owner, by whom the next start finds it. The body
+                # of now has a request of its own, when the callback began for an earlier one.
+                self._queued.append(self._find(step.step_id) or scope.request)
 
     def stop_callbacks(self) -> bool:
         """Abandon every pending step and cancel the callbacks in flight; whether any of them has to be waited for."""

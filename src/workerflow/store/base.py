@@ -87,6 +87,14 @@ class Store(Protocol):
         """Connect anew after an error, and give the number of the last batch that is durable."""
         ...
 
+    def note_driven(self, key: int | None) -> None:
+        """Remember beyond a SIGKILL which instance's body is running; None: no body is. Cheap, and not durable."""
+        ...
+
+    def driven_at_death(self) -> int | None:
+        """The instance whose body was running when the process that had the database before was killed."""
+        ...
+
     def load(self, key: int) -> InstanceRecord | None:
         """Everything stored of an instance."""
         ...

@@ -45,13 +45,14 @@ class AttemptSink(Protocol):
 class Running:
     """A callback in flight in this process."""
 
-    __slots__ = ("began_s", "has_begun", "is_reported", "is_stopped", "request", "task", "timer")
+    __slots__ = ("began_s", "has_begun", "is_reported", "is_stopped", "leave_thread", "request", "task", "timer")
 
     def __init__(self, request: Request, began_s: float) -> None:
         self.request = request
         self.began_s = began_s
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
+        self.leave_thread: Callable[[], None] | None = None
         self.has_begun = False
         self.is_stopped = False
         self.is_reported = False
@@ -103,7 +104,9 @@ class Attempts:
             running.task = self._loop.create_task(coroutine, context=context)
         else:
             call = functools.partial(request.callback, *request.arguments)
-            self._threads.run(context, call, lambda outcome: self._thread_done(scope, context, outcome))
+            running.leave_thread = self._threads.run(
+                context, call, lambda outcome: self._thread_done(scope, context, outcome)
+            )
 
     def stop(self, scope: Scope) -> bool:
         """Cancel a callback; True if it runs on the loop and will report its end. Threads cannot be stopped."""
@@ -116,6 +119,7 @@ class Attempts:
             return False
         running.is_stopped = True
         if running.task is None:
+            self._leave_thread(running)
             return False
         running.task.cancel()
         if not running.has_begun:
@@ -139,6 +143,8 @@ class Attempts:
                 return  # Oldest first: the others began later.
             if not running.is_reported:
                 running.is_reported = True
+                if running.task is None:
+                    self._leave_thread(running)
                 _logger.warning(
                     "the callback of step %r of workflow %r instance %r has been running for %d s; "
                     "give the step a timeout if that is too long",
@@ -163,11 +169,18 @@ class Attempts:
         else:
             self._end(scope, value, None)
 
+    def _leave_thread(self, running: Running) -> None:
+        """Nobody waits for the thread any more: its place is for others, whenever its callback returns."""
+        leave, running.leave_thread = running.leave_thread, None
+        if leave is not None:
+            leave()
+            self._sink.place_is_free()
+
     def _thread_done(self, scope: Scope, context: contextvars.Context, outcome: Outcome) -> None:
         value, error = outcome
-        self._threads.release()
-        self._sink.place_is_free()
         running = self._running.get(scope)
+        if running is not None:
+            self._leave_thread(running)
         if running is None or running.is_stopped or not scope.is_alive:
             if inspect.iscoroutine(value):
                 value.close()
@@ -228,6 +241,8 @@ class Attempts:
         if running.task is not None:
             running.is_stopped = True
             running.task.cancel()
+        else:
+            self._leave_thread(running)
         self._sink.attempt_failed(scope, error)
 
 

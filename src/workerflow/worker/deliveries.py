@@ -20,7 +20,12 @@ _logger = logging.getLogger("workerflow")
 class DeliveryHost(Protocol):
     """What deliveries need of the worker."""
 
-    def apply(self, instance: Instance, action: Callable[[Instance], object]) -> None: ...
+    def apply(
+        self,
+        instance: Instance,
+        action: Callable[[Instance], object],
+        reject: Callable[[BaseException], object] = ...,
+    ) -> None: ...
     def when_durable(self, instance: Instance, effect: Callable[..., object], *arguments: Any) -> None: ...
     def runtime_of(self, instance: Instance) -> WorkflowRuntime[Any, Any]: ...
     def process_interrupted(self, error: KeyboardInterrupt) -> None: ...
@@ -35,18 +40,21 @@ class Deliveries:
         self._close_s = close_s
         self._lease_ms = lease_ms
         self._tasks: dict[asyncio.Task[None], int] = {}
+        # Their next try waits to be durable.
+        self._planned: set[int] = set()
         self._is_closed = False
 
     def deliver(self, instance: Instance) -> None:
         """Begin one more try, unless the handler is still at the last one."""
         if self.is_in_flight(instance.key):
             return
+        self._planned.add(instance.key)
 
         def begin(instance: Instance) -> None:
             delivery_id = instance.delivery_began(self._lease_ms)
             self._host.when_durable(instance, self._start, instance, delivery_id)
 
-        self._host.apply(instance, begin)
+        self._host.apply(instance, begin, lambda error: self._planned.discard(instance.key))
 
     def in_flight(self) -> bool:
         """Whether a handler is running."""
@@ -54,7 +62,7 @@ class Deliveries:
 
     def is_in_flight(self, key: int) -> bool:
         """Whether the handler of this instance is running: it must stay in memory to hear of its end."""
-        return key in self._tasks.values()
+        return key in self._planned or key in self._tasks.values()
 
     async def close(self) -> None:
         """Cancel the handlers; their deliveries are tried again by the next worker."""
@@ -65,6 +73,7 @@ class Deliveries:
             await asyncio.wait(self._tasks, timeout=self._close_s)
 
     def _start(self, instance: Instance, delivery_id: str) -> None:
+        self._planned.discard(instance.key)
         task = asyncio.get_running_loop().create_task(
             self._deliver(instance, delivery_id), context=self._host.new_context()
         )

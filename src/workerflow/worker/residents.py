@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from workerflow.worker.worker import Worker
 
 
+BLAME_PARTS = 3
+"""So many deaths of the process in ``execute()`` are as many as an instance may have."""
+
+
 class Residents:
     """The instances in memory of one worker, by key and by name. Reading one raises DatabaseError."""
 
@@ -98,6 +102,19 @@ class Residents:
             return
         # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
         instance.save_owner()
+
+    def blame(self, key: int) -> None:
+        """The process before this one died while it drove an instance, and not by a callback of it."""
+        instance = self.obtain(key, is_takeover=True)
+        if instance is None or not instance.is_drivable():
+            return
+        # It counts for several: with one that kills the process at once, no other instance gets anywhere.
+        instance.recoveries += max(1, self._worker.recoveries_max // BLAME_PARTS)
+        if instance.recoveries > self._worker.recoveries_max:
+            instance.hold("its process ended again and again while execute() ran; code in execute() probably ends it")
+            return
+        instance.save_owner()
+        self._worker.suspects.blame(instance)
 
     def _make(self, key: int, workflow: str, instance_id: str, nonce: str) -> Instance:
         entry = self._registry.by_name(workflow)

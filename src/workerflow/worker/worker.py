@@ -28,6 +28,7 @@ from workerflow.worker.rebuilder import Rebuilder
 from workerflow.worker.registry import Registry
 from workerflow.worker.residents import Residents
 from workerflow.worker.stall import StallWatcher
+from workerflow.worker.suspects import Suspects
 from workerflow.worker.wake_ups import WakeUps
 
 _logger = logging.getLogger("workerflow")
@@ -93,6 +94,7 @@ class Worker:
             on_deposed=self._deposed,
         )  # fmt: skip
         self.hibernation = Hibernation(self, settings)
+        self.suspects = Suspects(self, effects)
         self._rebuilder = Rebuilder(self, store)
         self.attempts = Attempts(self, effects, settings, self.new_context)
         self.mailbox = Mailbox(self, store, effects)
@@ -103,10 +105,12 @@ class Worker:
         """Take up what an earlier worker left, then whatever is due."""
         for key in self._store.owned():
             self.residents.obtain(key, is_takeover=True)
+        if (culprit := self._store.driven_at_death()) is not None:
+            self.residents.blame(culprit)
         for key in self._store.open_deliveries():
             instance = self.residents.obtain(key)
             if instance is not None:
-                instance.delivery_ms = self.now_ms()
+                instance.take_over_delivery()
                 self.progressed(instance)
         self.wake_ups.begin()
 
@@ -178,6 +182,7 @@ class Worker:
         for instance in list(self.live.values()):
             self.remove(instance)
         self._ready.clear()
+        self.suspects.close()
         self._stall.close()
 
     async def _settle(self) -> None:
@@ -303,13 +308,18 @@ class Worker:
         instance = self.live.get(scope.instance.key)
         if instance is not None:
             self.apply(instance, action, is_outcome=True)
+            if self.suspects and instance.recoveries == 0:
+                self.suspects.clear(instance.key)
 
     def _pump(self) -> None:
         self._is_pump_scheduled = False
         ready, self._ready = self._ready, {}
         for instance in ready.values():
-            if not instance.is_discarded:
+            if not instance.is_discarded and self.suspects.admits(instance):
+                self._store.note_driven(instance.key)
                 self.guarded(instance, partial(self._drive, instance))
+        # Not in a finally: a KeyboardInterrupt that a body raises ends the process, too.
+        self._store.note_driven(None)
         if self._starved and not self.is_stopping and self.attempts.has_free_thread():
             self.place_is_free()  # The one that was woken for it had no use for it any more.
         self.committer.schedule()
@@ -342,6 +352,7 @@ class Worker:
         self.residents.remove(instance)
         self.alarms.leave(instance.key, alarm_ms)
         self._ready.pop(instance.key, None)
+        self.suspects.clear(instance.key)
         self._starved.pop(instance.key, None)
         self.gated_deliveries.discard(instance.key)
         grace = self._graces.pop(instance, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,6 +32,7 @@ from workerflow.store.sqlite.file_lock import FileLock
 _REFUSALS = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
 
 ReadT = TypeVar("ReadT")
+Identity: TypeAlias = tuple[int, int] | None
 Table: TypeAlias = list[tuple[Any, ...]]
 
 NEWEST = (2**62, 2**62)
@@ -38,6 +40,11 @@ NEWEST = (2**62, 2**62)
 
 WORKER_ID = 1
 """One engine at a time executes on a file."""
+
+
+class LogReplacedError(DatabaseUnavailableError):
+    """The database is the one that was opened, but not the files that SQLite keeps beside it."""
+
 
 _WRITES = [(name, statement(PACKAGE, "attempt_end" if name == "attempt_cut" else name)) for name in WRITE_ORDER]
 
@@ -49,9 +56,10 @@ class SqliteStore:
         self._path = path
         self._synchronous = synchronous
         self._lock = FileLock(path.with_name(path.name + "-lock"))
-        self._identity = (0, 0)
+        self._identities: tuple[Identity, ...] = ()
         self._writer: Connection | None = None
         self._reader: Connection | None = None
+        self._is_reader_outdated = False
 
     def open(self, *, execute: bool, now_ms: int) -> None:
         self._check_path()
@@ -62,10 +70,12 @@ class SqliteStore:
             if execute:
                 self._acquire()
             self._writer.configure(self._synchronous)
-            found = self._path.stat()
-            self._identity = (found.st_dev, found.st_ino)
+            self._check_one_name()
+            self._note_files()
             self._migrate(now_ms)
             self._reader = self._connect()
+            self._reader.rows("schema_objects")
+            self._note_files()
         except BaseException:
             self.close()
             raise
@@ -106,17 +116,21 @@ class SqliteStore:
             raise
 
     def recover(self, incarnation: int) -> int:
-        self._write_connection().close()
-        self._writer = None
-        self._writer = self._connect()
+        writer = self._connect_anew()
         # What a failed fsync left in the log may be in the system's cache only, marked as written. A checkpoint
         # writes it again, into the database file, and syncs that.
         with translated(self._path):
-            self._writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        row = self._writer.row("worker_batch", WORKER_ID, incarnation)
+            writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        row = writer.row("worker_batch", WORKER_ID, incarnation)
         if row is None:
             raise DeposedError(f"{self._path}: worker incarnation {incarnation} is gone")
         return int(row[0])
+
+    def note_driven(self, key: int | None) -> None:
+        self._lock.note(key or 0)
+
+    def driven_at_death(self) -> int | None:
+        return self._lock.found or None
 
     def load(self, key: int) -> InstanceRecord | None:
         return self._read(lambda reader: self._load(reader, key))
@@ -152,6 +166,10 @@ class SqliteStore:
         ]
 
     def send(self, workflow: str, instance_id: str, new_key: int, nonce: str, mail: Mail, busy_timeout_ms: int) -> str:
+        try:
+            self._check_same_file()
+        except LogReplacedError:
+            self._connect_anew()
         connection = self._write_connection()
         connection.raw.set_busy_timeout(busy_timeout_ms)
         with translated(self._path):
@@ -241,13 +259,47 @@ class SqliteStore:
             raise DatabaseError(f"the folder {self._path.parent} does not exist; make it, or give another path")
 
     def _check_same_file(self) -> None:
-        """Refuse to write to a file that was deleted or replaced: whoever opens the path would not find it there."""
+        """Refuse to write to a file that was deleted or replaced: whoever opens the path would not find it there.
+
+        The same for SQLite's log and its index beside it. Without them other processes would start new ones, and
+        neither would see what the other has acknowledged.
+        """
         try:
-            found = self._path.stat()
+            found = _identity(self._path)
         except OSError as error:
             raise DatabaseUnavailableError(f"{self._path} is gone ({error}); put the file back") from error
-        if (found.st_dev, found.st_ino) != self._identity:
+        if found != self._identities[0]:
             raise DatabaseUnavailableError(f"{self._path} is another file than the one that was opened; put that back")
+        if self._log_identities() != self._identities[1:]:
+            raise LogReplacedError(
+                f"the -wal or -shm file of {self._path} was deleted or replaced while it was in use; leave them alone"
+            )
+
+    def _log_identities(self) -> tuple[Identity, ...]:
+        return tuple(_identity_or_none(self._path.with_name(self._path.name + end)) for end in ("-wal", "-shm"))
+
+    def _note_files(self) -> None:
+        self._identities = (_identity(self._path), *self._log_identities())
+
+    def _connect_anew(self) -> Connection:
+        """A new connection to write. The reader follows at its next use: it may be in use in the loop's thread now."""
+        if self._writer is not None:
+            with suppress(apsw.Error):  # Whatever is in a deleted log is still in reach of the old connection only.
+                self._writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._writer.close()
+        self._writer = None
+        self._writer = self._connect()
+        self._writer.rows("schema_objects")  # Reading makes the files that are missing.
+        self._is_reader_outdated = True
+        self._note_files()
+        return self._writer
+
+    def _check_one_name(self) -> None:
+        if self._path.stat().st_nlink > 1:
+            raise DatabaseError(
+                f"{self._path} has another name (a hard link); SQLite's log goes by the name, so that two processes "
+                "would not see each other: remove the other name, or copy the file"
+            )
 
     def _check_ours(self, connection: Connection) -> None:
         objects = {row[0] for row in connection.rows("schema_objects")}
@@ -320,16 +372,22 @@ class SqliteStore:
         return self._read(lambda reader: reader.rows(name, *arguments))
 
     def _read(self, read: Callable[[Connection], ReadT]) -> ReadT:
-        if self._reader is None:
+        if self._reader is None or self._is_reader_outdated:
             self._check_same_file()
+            self._close_reader()
             self._reader = self._connect()
         try:
             return read(self._reader)
         except DatabaseUnavailableError:
             # What went wrong may stick to the connection: the next read has a new one.
-            self._reader.close()
-            self._reader = None
+            self._close_reader()
             raise
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        self._is_reader_outdated = False
+        if reader is not None:
+            reader.close()
 
     def _load(self, reader: Connection, key: int) -> InstanceRecord | None:
         # One snapshot for all tables: the writer thread may commit in between.
@@ -346,6 +404,18 @@ class SqliteStore:
                 [LifecycleRow(*row) for row in reader.rows("lifecycle_of", key)],
                 None if delivery is None else DeliveryRow(*delivery),
             )
+
+
+def _identity(path: Path) -> Identity:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _identity_or_none(path: Path) -> Identity:
+    try:
+        return _identity(path)
+    except FileNotFoundError:
+        return None
 
 
 def _write_rows(raw: apsw.Connection, rows: Rows) -> None:
