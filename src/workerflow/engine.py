@@ -232,15 +232,22 @@ class Engine:
     async def _close(self) -> None:
         worker = self._worker
         try:
-            if worker is not None and self._failure is None:
+            if worker is not None and self._failure is None and not self._is_orphaned():
                 await worker.stop()
         finally:
             await self._abort()
 
+    def _is_orphaned(self) -> bool:
+        """Whether the loop that opened the engine is gone: only what needs no loop can be freed then."""
+        return self._loop is not None and self._loop.is_closed()
+
     async def _abort(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            await worker.abort()
+            if self._is_orphaned():
+                worker.abandon()
+            else:
+                await worker.abort()
         hints, self._hints = self._hints, None
         if hints is not None:
             hints.close()

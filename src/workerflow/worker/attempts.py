@@ -160,6 +160,10 @@ class Attempts:
             await asyncio.wait(tasks, timeout=self._settings.finish_grace_s)
         self._threads.close()
 
+    def abandon(self) -> None:
+        """Let the threads end; the loop is closed."""
+        self._threads.close()
+
     async def _await(self, scope: Scope, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
         self._running[scope].has_begun = True
         try:

@@ -125,6 +125,11 @@ class Committer:
             self._slow.cancel()
         self._thread.shutdown(wait=True)
 
+    def abandon(self) -> None:
+        """Let the thread end; the loop is closed."""
+        self._is_closed = True
+        self._thread.shutdown(wait=True)
+
     def _flush(self) -> None:
         self._is_scheduled = False
         if self._is_closed or self._is_writing:

@@ -171,6 +171,12 @@ class Worker:
         await self.deliveries.close()
         await self.attempts.close()
 
+    def abandon(self) -> None:
+        """The loop is closed, and with it everything that ran on it: let the threads end."""
+        self._stall.close()
+        self.committer.abandon()
+        self.attempts.abandon()
+
     def _halt(self) -> None:
         self.is_stopping = self._is_halted = True
         self.committer.halt()

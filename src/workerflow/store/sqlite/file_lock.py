@@ -45,6 +45,9 @@ class FileLock:
         self.note(0)
         return True
 
+    def __del__(self) -> None:
+        self.release()  # An engine that nobody closed must not keep the file for as long as the process lives.
+
     def note(self, number: int) -> None:
         """Leave a number; 0 is none. No effect without the lock."""
         if self._memory is not None:

@@ -35,7 +35,8 @@ class HintListener:
     def close(self) -> None:
         """Stop listening."""
         if self._socket is not None:
-            self._loop.remove_reader(self._socket)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = None
             Path(self._address or "").unlink(missing_ok=True)
