@@ -62,12 +62,13 @@ class _WallTimer:
     """A timer by the wall clock on a loop that only knows the monotonic one.
 
     A single ``call_later`` would fire an hour late after the clock was set an hour
-    forward, and early after it was set back; so it looks again at least this often.
+    forward; so it looks again at least this often.
     """
 
     LOOK_AGAIN_S = 0.5
 
-    def __init__(self, at_ms: int, callback: Callable[[], None]) -> None:
+    def __init__(self, now_ms: Callable[[], int], at_ms: int, callback: Callable[[], None]) -> None:
+        self._now_ms = now_ms
         self._at_ms = at_ms
         self._callback = callback
         self._loop = asyncio.get_running_loop()
@@ -75,11 +76,11 @@ class _WallTimer:
 
     def _arm(self) -> asyncio.TimerHandle:
         # Rounded up by a millisecond: the loop may fire within its clock's resolution of the asked time.
-        remaining_s = (self._at_ms - time.time_ns() // 1_000_000 + 1) / 1000
+        remaining_s = (self._at_ms - self._now_ms() + 1) / 1000
         return self._loop.call_later(max(0.0, min(remaining_s, self.LOOK_AGAIN_S)), self._look)
 
     def _look(self) -> None:
-        if time.time_ns() // 1_000_000 >= self._at_ms:
+        if self._now_ms() >= self._at_ms:
             self._callback()
         else:
             self._handle = self._arm()
@@ -105,16 +106,31 @@ def set_done(future: asyncio.Future[None]) -> None:
 
 
 class SystemEffects:
-    """The real clock and the operating system's randomness."""
+    """The real clock and the operating system's randomness.
+
+    When the wall clock is set back, the time goes on from where it was until the wall clock has caught up, or the
+    process ends: a sleep of a minute would else last an hour and a minute.
+    """
+
+    SET_BACK_MS = 1000
+    """A wall clock that is behind by less is only being adjusted."""
+
+    def __init__(self) -> None:
+        self._anchor = (time.time_ns() // 1_000_000, int(time.monotonic() * 1000))
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        wall_ms, steady_ms = time.time_ns() // 1_000_000, int(time.monotonic() * 1000)
+        expected_ms = self._anchor[0] + steady_ms - self._anchor[1]
+        if wall_ms < expected_ms - self.SET_BACK_MS:
+            return expected_ms
+        self._anchor = (wall_ms, steady_ms)
+        return wall_ms
 
     def monotonic_s(self) -> float:
         return time.monotonic()
 
     def call_at(self, at_ms: int, callback: Callable[[], None]) -> Timer:
-        return _WallTimer(at_ms, callback)
+        return _WallTimer(self.now_ms, at_ms, callback)
 
     def call_after(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_ms / 1000, callback)
