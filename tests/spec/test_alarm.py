@@ -226,7 +226,7 @@ async def test_more_alarms_in_one_moment_than_are_taken_up_at_a_time_are_all_ser
         await self.sleep("night", 3600)
 
     async with SimulatedEngine([Sleeping], settings=Settings(hibernate_after_s=0)) as engine:
-        handles = [engine.get(Sleeping, f"s-{number}") for number in range(3 * CLAIM_MAX)]
+        handles = [engine.get(Sleeping, f"s-{number}") for number in range(2 * CLAIM_MAX + 1)]
         await asyncio.gather(*(handle.create() for handle in handles))
         await engine.advance(3600)
 

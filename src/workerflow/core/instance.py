@@ -311,7 +311,8 @@ class Instance:
         A handler that ends the process would else do so at every start, before anybody else has moved.
         """
         failures = self.delivery_attempts - 1
-        self.delivery_ms = self.host.now_ms() + (DELIVERY_RETRY.delay_ms(failures, 0.0) if failures > 0 else 0)
+        delay_ms = DELIVERY_RETRY.delay_ms(failures, 0.0) if failures > 0 else 0
+        self._plan_delivery(self.host.now_ms() + delay_ms, None, None)
 
     def delivery_began(self, lease_ms: int) -> str:
         """Count one more try to deliver the completion; gives the id of the delivery."""

@@ -111,7 +111,6 @@ class Worker:
             instance = self.residents.obtain(key)
             if instance is not None:
                 instance.take_over_delivery()
-                self.progressed(instance)
         self.wake_ups.begin()
 
     def apply(
