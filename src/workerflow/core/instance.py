@@ -295,6 +295,11 @@ class Instance:
         """The same with the stored alarm as it is: after loading, the deadlines are not known yet."""
         self._save_progress(self.progress.alarm_ms)
 
+    def wait_for_turn(self) -> None:
+        """Nobody owns it before it begins: what kills the process until then is not its fault. The alarm keeps it."""
+        self.owner = None
+        self._save_progress(self.host.now_ms())
+
     def _save_progress(self, alarm_ms: int | None) -> None:
         progress = Progress(alarm_ms, self.owner, self.recoveries, self.held_reason, self.held_ms)
         if progress != self.progress:

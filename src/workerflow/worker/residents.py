@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from workerflow.core.instance import Instance
 from workerflow.core.load import InstanceRecord, restore
+from workerflow.core.model import TERMINAL
 from workerflow.effects import Effects
 from workerflow.store.base import Store
 from workerflow.worker.registry import Registry
+from workerflow.worker.suspects import is_suspect
 
 if TYPE_CHECKING:
     from workerflow.worker.worker import Worker
@@ -100,20 +102,24 @@ class Residents:
                 "a callback of it probably kills the process"
             )
             return
-        # Not save_progress: the deadlines are known only after the replay, and the stored alarm must stay till then.
-        instance.save_owner()
+        if is_suspect(instance):
+            instance.wait_for_turn()
+        else:
+            # Not save_progress: the deadlines are known only after the replay; the stored alarm must stay till then.
+            instance.save_owner()
 
     def blame(self, key: int) -> None:
         """The process before this one died while it drove an instance, and not by a callback of it."""
         instance = self.obtain(key, is_takeover=True)
-        if instance is None or not instance.is_drivable():
+        # Also one that was about to begin: its create may be in the mail.
+        if instance is None or instance.held_reason is not None or instance.status in TERMINAL:
             return
         # It counts for several: with one that kills the process at once, no other instance gets anywhere.
         instance.recoveries += max(1, self._worker.recoveries_max // BLAME_PARTS)
         if instance.recoveries > self._worker.recoveries_max:
             instance.hold("its process ended again and again while execute() ran; code in execute() probably ends it")
             return
-        instance.save_owner()
+        instance.wait_for_turn()
         self._worker.suspects.blame(instance)
 
     def _make(self, key: int, workflow: str, instance_id: str, nonce: str) -> Instance:

@@ -19,6 +19,11 @@ ALONE_MS = 1000
 """How long the first suspect is left alone with its callback; twice as long at each further death."""
 
 
+def is_suspect(instance: Instance) -> bool:
+    """Whether an instance may begin only when its turn has come."""
+    return instance.recoveries >= SUSPECT_FROM
+
+
 class SuspectsHost(Protocol):
     """What suspects need of the worker."""
 
@@ -51,7 +56,7 @@ class Suspects:
 
     def admits(self, instance: Instance) -> bool:
         """Whether an instance may be driven now. If not, it is made ready when it may."""
-        if instance.recoveries < SUSPECT_FROM and instance.key not in self._blamed:
+        if not is_suspect(instance) and instance.key not in self._blamed:
             return True
         if instance.key in self._admitted or not instance.is_drivable():
             return True
