@@ -71,6 +71,8 @@ class SqliteStore:
                 self._acquire()
             self._writer.configure(self._synchronous)
             self._check_one_name()
+            if execute:
+                self._empty_log(self._writer)
             self._note_files()
             self._migrate(now_ms)
             self._reader = self._connect()
@@ -117,10 +119,7 @@ class SqliteStore:
 
     def recover(self, incarnation: int) -> int:
         writer = self._connect_anew()
-        # What a failed fsync left in the log may be in the system's cache only, marked as written. A checkpoint
-        # writes it again, into the database file, and syncs that.
-        with translated(self._path):
-            writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._empty_log(writer)
         row = writer.row("worker_batch", WORKER_ID, incarnation)
         if row is None:
             raise DeposedError(f"{self._path}: worker incarnation {incarnation} is gone")
@@ -293,6 +292,17 @@ class SqliteStore:
         self._is_reader_outdated = True
         self._note_files()
         return self._writer
+
+    def _empty_log(self, connection: Connection) -> None:
+        """Make safe what an fsync that failed has left in the log.
+
+        It may be in the system's cache only, marked as written, and all that is appended to it would be lost with it.
+        A checkpoint writes it again, into the database file, and syncs that.
+        """
+        with translated(self._path):
+            is_busy, _, _ = next(iter(connection.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")))
+        if is_busy:
+            raise StoreBusyError(f"{self._path} is being read in a long transaction; end that first")
 
     def _check_one_name(self) -> None:
         if self._path.stat().st_nlink > 1:
