@@ -15,7 +15,7 @@ CODE := src tests $(wildcard examples bench)
 WORKS := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format check test spec demo bench clean
+.PHONY: help setup format check test spec faults simulate demo bench clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,12 @@ test: $(STAMP) ## Run all tests in each mode; MODES=normal ARGS="-k name -x" run
 
 spec: $(STAMP) ## Show every behaviour, the tests that show it, and whether they pass
 	$(RUN) pytest -p tests.laws --quiet
+
+faults: $(STAMP) ## Inject every fault at every point and show the table; takes long
+	$(RUN) tests.faults
+
+simulate: $(STAMP) ## Run SEEDS=10000 random programs with random faults from FROM=0
+	$(RUN) tests.simulation --seeds $(or $(SEEDS),10000) --from $(or $(FROM),0)
 
 demo: $(STAMP) ## Watch a workflow survive a crash
 	$(RUN) examples.demo

@@ -38,6 +38,7 @@ class Crowd(WorkflowDefinition[None, int]):
 
 async def main() -> None:
     async with Engine(sys.argv[1], [Crowd]) as engine:
+        os.write(1, b"open\n")
         await engine.run_forever()
 
 

@@ -27,10 +27,11 @@ def start_worker(database: Path, log: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_some(worker: subprocess.Popen[bytes], chance: random.Random) -> None:
-    """Until the worker has begun some callbacks, or begins none for a while: it may be killed in its sleep, too."""
+    """Until the open worker has begun some callbacks, or begins none for a while: it may be killed in its sleep."""
     assert worker.stdout is not None
+    assert select.select([worker.stdout], [], [], 60)[0], "the worker does not open the database"
     wanted = chance.randrange(1, 60)
-    while wanted > 0 and select.select([worker.stdout], [], [], chance.uniform(0.3, 0.6))[0]:
+    while wanted > 0 and select.select([worker.stdout], [], [], chance.uniform(0.1, 0.4))[0]:
         wanted -= os.read(worker.stdout.fileno(), 4096).count(b"\n")
 
 
@@ -68,11 +69,12 @@ def test_workflows_killed_twenty_times_all_finish_and_repeat_nothing_recorded(tm
     database, log = tmp_path / "crowd.db", tmp_path / "effects.log"
     repeated: list[str] = []
     kills = unfinished = 0
+    log.touch()
     receipts = asyncio.run(create_and_send(database))
 
     while kills < KILLS:
         before = recorded(database)
-        seen = log.read_bytes().count(b"\n") if log.exists() else 0
+        seen = log.read_bytes().count(b"\n")
         worker = start_worker(database, log)
         wait_for_some(worker, chance)
         worker.kill()

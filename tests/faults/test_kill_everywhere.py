@@ -27,14 +27,13 @@ PLACES = (
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_commit_or_gate_loses_nothing_and_repeats_nothing_recorded() -> None:
+@pytest.mark.parametrize("run", ["first", "recovery"])
+def test_a_kill_at_any_commit_or_gate_loses_nothing_and_repeats_nothing_recorded(run: str) -> None:
     script = Path(__file__).with_name("sweep.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=True)
+    done = subprocess.run([sys.executable, script, run], capture_output=True, text=True, timeout=110, check=True)
 
     report = json.loads(done.stdout)
 
     assert report["problems"] == []
-    reached = report["points"]
-    assert [place for place in PLACES if not reached.get(f"{place} (first run)")] == []
-    assert [place for place in PLACES if not reached.get(f"{place} (recovery)")] == []
-    assert sum(reached.values()) > 200
+    assert [place for place in PLACES if not report["points"].get(place)] == []
+    assert sum(report["points"].values()) > 100

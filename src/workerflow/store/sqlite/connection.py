@@ -26,8 +26,13 @@ class Connection:
             self.raw = apsw.Connection(str(path), flags=flags, statementcachesize=100)
             self.raw.set_busy_timeout(0)
 
-    def close(self) -> None:
-        """Close, whatever is under way."""
+    def close(self, *, keeps_log: bool = False) -> None:
+        """Close, whatever is under way. The last one to close empties the log, unless it is told to keep it.
+
+        One whose index was deleted takes itself for the last one, and would remove what others have written since.
+        """
+        if keeps_log:
+            self.raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.raw.close(True)
 
     def rows(self, name: str, *arguments: Any) -> list[tuple[Any, ...]]:

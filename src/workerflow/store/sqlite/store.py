@@ -282,11 +282,14 @@ class SqliteStore:
 
     def _connect_anew(self) -> Connection:
         """A new connection to write. The reader follows at its next use: it may be in use in the loop's thread now."""
-        if self._writer is not None:
-            with suppress(apsw.Error):  # Whatever is in a deleted log is still in reach of the old connection only.
-                self._writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._writer.close()
-        self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            log, index = self._log_identities()
+            if log != self._identities[1]:
+                # What is in the deleted log is in reach of the old connection only.
+                with suppress(apsw.Error):
+                    writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            writer.close(keeps_log=index != self._identities[2])
         self._writer = self._connect()
         self._writer.rows("schema_objects")  # Reading makes the files that are missing.
         self._is_reader_outdated = True
@@ -397,7 +400,7 @@ class SqliteStore:
         reader, self._reader = self._reader, None
         self._is_reader_outdated = False
         if reader is not None:
-            reader.close()
+            reader.close(keeps_log=True)
 
     def _load(self, reader: Connection, key: int) -> InstanceRecord | None:
         # One snapshot for all tables: the writer thread may commit in between.
