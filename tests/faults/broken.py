@@ -7,6 +7,7 @@ made durable is taken to be gone for good.
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import apsw
@@ -20,6 +21,7 @@ from tests.faults.workload import LOG, damage, judge
 
 WHILE = 4
 """Operations that fail in a row: as many tries of the engine, with longer and longer pauses between them."""
+READER_S = 0.3
 LONG = 9
 """So many that the pause has become as long as it gets."""
 
@@ -31,8 +33,8 @@ ERRORS = {
 
 
 def sweep(budget: Budget) -> list[Row]:
-    counts = least(lambda: _undisturbed(budget.mode), budget)
-    opened = least(lambda: _undisturbed(budget.mode, is_armed_when_open=True), budget)
+    counts = least(lambda: _undisturbed(budget.mode))
+    opened = least(lambda: _undisturbed(budget.mode, is_armed_when_open=True))
     opening = Strike(("sync",), max(1, counts["sync"] - opened["sync"]), "before", ERRORS["sync"], WHILE)
     counts["read"] = opened["read"]  # One that fails in the opening refuses that, and nothing else.
     rows = [_sweep("EIO while opening, sync", opening, budget)]
@@ -109,8 +111,13 @@ def _fail(point: Strike, row: Row, mode: str, has_reader: bool) -> Ending:
 
 
 def _read_beside(companion: Companion, disk: Disk, ending: Ending) -> None:
-    """Hold a snapshot from just before the fault until the workload has ended."""
-    disk.before_reached = lambda: companion.do("read")
+    """Hold a snapshot from just before the fault until a while after it."""
+
+    def read() -> None:
+        assert companion.do("read") == "done"
+        threading.Timer(READER_S, companion.do, ["unread"]).start()
+
+    disk.before_reached = read
 
 
 if __name__ == "__main__":

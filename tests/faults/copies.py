@@ -138,7 +138,7 @@ def _writes(budget: Budget, pages: int | None = None) -> int:
         with folder() as place, folder() as target:
             return live(place, mode=budget.mode) if pages is None else _life(place, target, Copy(0, 0, 0), budget.mode)
 
-    counts = least(undisturbed, budget)
+    counts = least(undisturbed)
     return counts["write"] + counts["sync"]
 
 
@@ -161,7 +161,7 @@ def _after_crash(fault: str, file: str, budget: Budget) -> Row:
 
 def _while_running(fault: str, file: str, budget: Budget) -> Row:
     row = Row(fault)
-    count = least(lambda: _undisturbed(file, budget.mode), budget)["beside it"]
+    count = least(lambda: _undisturbed(file, budget.mode))["beside it"]
     points = [
         Deletion(file, number, later)
         for number in range(1, count + 1)

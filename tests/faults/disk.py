@@ -97,10 +97,10 @@ class Disk:
             doing(name)
         close = Connection.close
 
-        def closing(connection: Connection) -> None:
+        def closing(connection: Connection, **options: Any) -> None:
             # SQLite tells nobody of an error in its last checkpoint. Only a VFS in Python does.
             with suppress(apsw.IOError, apsw.FullError):
-                close(connection)
+                close(connection, **options)
 
         Connection.close = closing  # type: ignore[assignment,method-assign]  # in a process of its own
 

@@ -45,7 +45,7 @@ def _sweep_from(state: Path, run: str, kills: int, budget: Budget) -> Row:
         with copied(state) as place:
             return live(place, mode=budget.mode)
 
-    counts = least(undisturbed, budget)
+    counts = least(undisturbed)
     points = [
         Strike((kind,), number, place)
         for kind, places in PLACES.items()

@@ -40,7 +40,7 @@ def sweep(budget: Budget) -> list[Row]:
 
 def _sweep(fault: str, order: str, budget: Budget) -> Row:
     row = Row(fault)
-    counts = least(lambda: _life(Hold(order, "", 0, 0.0), budget.mode)[0], budget)
+    counts = least(lambda: _life(Hold(order, "", 0, 0.0), budget.mode)[0])
     points = [
         Hold(order, moment, number, seconds)
         for moment in MOMENTS

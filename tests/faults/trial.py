@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tests.faults.disk import Disk, Note, Operation, Strike
-from tests.faults.table import Budget
 from tests.faults.workload import LOG, drive
 from workerflow.effects import SystemEffects
 
@@ -147,9 +146,9 @@ def reaching(life: Callable[[], Ending], *places: Path) -> Ending:
     return ending
 
 
-def least(lives: Callable[[], Ending], budget: Budget) -> Counter[str]:
+def least(lives: Callable[[], Ending]) -> Counter[str]:
     """How many operations of each kind an undisturbed life has at least: timing moves some from batch to batch."""
-    found = [lives().operations for _ in range(8 if budget.points is None else 3)]
+    found = [lives().operations for _ in range(8)]
     return Counter({kind: min(counts[kind] for counts in found) for kind in found[0]})
 
 

@@ -95,12 +95,14 @@ def second_engine(place: Path, way: str, situation: str) -> tuple[list[str], lis
         said += first.ask("create after").split("|")
     elif situation == "after a crash":
         os.kill(first.child, signal.SIGKILL)
+        first.end()
         said += Process(lambda process: _second(process.say, second, True)).hear().split("|")
     else:
         executes = not situation.startswith("sending")
         said += Process(lambda process: _second(process.say, second, executes)).hear().split("|")
         said += first.ask("create after").split("|")
-    first.end()
+    if situation != "after a crash":
+        first.end()
     (place / "hard.db").unlink(missing_ok=True)
     return _lost(said, real), _wrong(way, situation, said)
 

@@ -232,7 +232,7 @@ def test_a_newer_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:
     "damage",
     [
         ("drop table deliveries",),
-        ("delete from workerflow_meta",),
+        ("drop trigger workerflow_meta_delete", "delete from workerflow_meta"),
         ("drop table workerflow_meta",),
         ("drop table workerflow_meta", "create table workerflow_meta (key text, value text)"),
         ("drop trigger instances_fixed_columns", "alter table instances drop column nonce"),
@@ -723,6 +723,7 @@ def stored(path: Path, instance_id: str) -> bool:
         connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execute", [True, False], ids=["executing", "beside"])
 @async_test
 async def test_nothing_is_acknowledged_when_the_file_was_deleted_under_the_engine(
@@ -734,7 +735,7 @@ async def test_nothing_is_acknowledged_when_the_file_was_deleted_under_the_engin
         remove(tmp_path)
         acknowledged = False
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(0.5):
                 acknowledged = await engine.get(Good, "after").create(7)
         except (WorkflowError, TimeoutError):
             pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -504,10 +505,11 @@ async def test_thousands_of_queued_events_are_used_one_by_one_in_a_time_that_gro
         async with SimulatedEngine([Drain], settings=Settings(hibernate_after_s=1000)) as engine:
             handle = engine.get(Drain, "instance-1")
             await asyncio.gather(*(handle.send("message", 1) for _ in range(count)))
-            began = asyncio.get_running_loop().time()
+            # Not by the clock on the wall: others may use the machine.
+            began = time.process_time()
             await handle.create(count)
             assert await handle.result(timeout=50) == count
-            return asyncio.get_running_loop().time() - began
+            return time.process_time() - began
 
     few = await seconds_for(500)
     assert await seconds_for(5000) < 40 * max(few, 0.05)

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from workerflow.core.as_completed import given_to_as_completed
 from workerflow.errors import DefinitionError
 
 _logger = logging.getLogger("workerflow")
@@ -122,6 +123,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self._is_closed = False
         self.task_count = 0
         self.tasks: dict[BodyTask, None] = {}
+        # By the id of their coroutine; it is alive, because its task holds it.
+        self._begun_early: dict[int, BodyTask] = {}
 
     def next_number(self) -> int:
         """The next creation number."""
@@ -208,6 +211,19 @@ class BodyLoop(asyncio.AbstractEventLoop):
     ) -> BodyTask | StepFuture:
         if isinstance(coroutine, StepFuture):
             return coroutine
+        if (task := self._begun_early.pop(id(coroutine), None)) is not None:
+            return task
+        for sibling in given_to_as_completed(sys._getframe(1)) or ():
+            if asyncio.iscoroutine(sibling) and id(sibling) not in self._begun_early:
+                self._begun_early[id(sibling)] = self._new_task(sibling, None, None)
+        return self._begun_early.pop(id(coroutine), None) or self._new_task(coroutine, name, context)
+
+    def _new_task(
+        self,
+        coroutine: Generator[Any, None, Any] | Coroutine[Any, Any, Any],
+        name: str | None,
+        context: contextvars.Context | None,
+    ) -> BodyTask:
         self.task_count += 1
         task = BodyTask(coroutine, loop=self, name=name, context=context)
         # asyncio holds tasks weakly; a parked body has no other owner.

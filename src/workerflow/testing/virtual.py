@@ -82,12 +82,14 @@ class VirtualEffects:
         self._now_ms = max(self._now_ms, now_ms)
 
     def fire_due(self) -> bool:
-        """Run the timers that are due; whether there was one."""
-        has_fired = False
+        """Run the timers that are due; whether there was one. Those that they set for now come next time."""
+        due = []
         while (at_ms := self.next_timer_ms()) is not None and at_ms <= self._now_ms:
-            has_fired = True
-            heappop(self._timers)[2].callback()
-        return has_fired
+            due.append(heappop(self._timers)[2])
+        for timer in due:
+            if not timer.is_cancelled:
+                timer.callback()
+        return bool(due)
 
     def clear(self) -> None:
         """Forget all timers."""

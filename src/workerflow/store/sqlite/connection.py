@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ class Connection:
         One whose index was deleted takes itself for the last one, and would remove what others have written since.
         """
         if keeps_log:
-            self.raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            with suppress(apsw.ConnectionClosedError):
+                self.raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.raw.close(True)
 
     def rows(self, name: str, *arguments: Any) -> list[tuple[Any, ...]]:
