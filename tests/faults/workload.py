@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -249,19 +252,38 @@ async def look(engine: Engine, path: Path) -> None:
 # What the files say, read by plain SQL in a process without the engine.
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[apsw.Connection]:
+    """A connection to a copy: closing one to the files themselves would empty the log that a crash has left."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        for ending in ("", "-wal", "-journal"):
+            file = path.with_name(path.name + ending)
+            if file.exists():
+                shutil.copy(file, name)
+        connection = apsw.Connection(str(Path(name, path.name)))
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
 def recorded(path: Path) -> set[str]:
     """The callbacks whose outcome is stored, as the effect log names them."""
-    if not path.exists():
-        return set()
-    connection = apsw.Connection(str(path))
-    try:
-        steps = connection.execute("select step_id from attempts where state = 'succeeded'").fetchall()
-        ends = connection.execute("select 'completion' from deliveries where delivered_at is not null").fetchall()
+    with reading(path) as connection:
+        try:
+            steps = connection.execute("select step_id from attempts where state = 'succeeded'").fetchall()
+            ends = connection.execute("select 'completion' from deliveries where delivered_at is not null").fetchall()
+        except apsw.SQLError:  # Ended before the schema was there.
+            return set()
         return {str(row[0]) for row in [*steps, *ends]}
-    except apsw.SQLError:
-        return set()  # Ended before the schema was there.
-    finally:
-        connection.close()
+
+
+def damage(path: Path) -> list[str]:
+    """What SQLite's own checks find wrong with the files."""
+    with reading(path) as connection:
+        found = [str(row[0]) for row in connection.execute("pragma integrity_check")]
+        strays = connection.execute("pragma foreign_key_check").fetchall()
+        return [line for line in found if line != "ok"] + [f"stray row {row}" for row in strays]
 
 
 STORED = {
@@ -304,17 +326,6 @@ def has_cancel_in_mail(path: Path) -> bool:
         return bool(connection.execute("select 1 from mail where kind = 'cancel'").fetchall())
     except apsw.IOError:  # The log was deleted under us: no new connection can read.
         return True
-    finally:
-        connection.close()
-
-
-def damage(path: Path) -> list[str]:
-    """What SQLite's own checks find wrong with the file."""
-    connection = apsw.Connection(str(path))
-    try:
-        found = [str(row[0]) for row in connection.execute("pragma integrity_check")]
-        strays = connection.execute("pragma foreign_key_check").fetchall()
-        return [line for line in found if line != "ok"] + [f"stray row {row}" for row in strays]
     finally:
         connection.close()
 

@@ -1,7 +1,7 @@
 """What ``asyncio.as_completed`` was given, in the order given.
 
-It puts its awaitables into a set before it makes tasks of them. In a body futures hash by creation number, but coroutine
-objects hash by address: their tasks would begin in another order on every replay.
+It puts its awaitables into a set before it makes tasks of them. In a body futures hash by creation number, but
+coroutine objects hash by address: their tasks would begin in another order on every replay.
 """
 
 from __future__ import annotations

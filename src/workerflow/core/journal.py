@@ -132,7 +132,14 @@ def came_at_ms(event: Inbound, step: JournalStep) -> int:
 
     One that was accepted before the wait was made came before it, also when the clock was set back in between.
     """
-    return min(event.received_ms, step.created_ms - 1) if event.number < step.first_later else event.received_ms
+    return min(event.received_ms, step.created_ms) if event.number < step.first_later else event.received_ms
+
+
+def is_in_time(event: Inbound, step: JournalStep) -> bool:
+    """Whether an event came before the deadline of a wait: at the deadline is too late, but for one that was there."""
+    if step.timeout_ms is None or came_at_ms(event, step) < step.timeout_ms:
+        return True
+    return event.number < step.first_later and step.timeout_ms >= step.created_ms
 
 
 class Journal:
@@ -258,8 +265,7 @@ class Journal:
     def event_for(self, step: JournalStep) -> Inbound | None:
         """The oldest unused event that a waiting wait can have: of its name, and before its deadline."""
         queue = self.unclaimed.get(step.event_name or "", ())
-        limit_ms = step.timeout_ms
-        return next((event for event in queue if limit_ms is None or came_at_ms(event, step) < limit_ms), None)
+        return next((event for event in queue if is_in_time(event, step)), None)
 
     def claim(self, step: JournalStep, event: Inbound, now_ms: int) -> None:
         """Give a wait its event."""
