@@ -21,12 +21,13 @@ class Settings:
     * ``finish_grace_s``: how long the end of ``execute()`` waits for the async callbacks it cancels.
     * ``lock_timeout_s``: how long opening a file waits for another engine to let go of it.
     * ``busy_timeout_s``: how long a sender waits for a foreign write transaction.
-    * ``watchdog_s``: a callback in flight for longer is reported as stuck.
+    * ``watchdog_s``: a callback in flight for longer is reported as stuck; a plain one gives its place to others.
     * ``body_stall_s``: a body that does not yield for longer is reported.
     * ``thread_count``: plain functions that run at the same time.
     * ``idle_live_max``: idle instances kept in memory, whatever ``hibernate_after_s`` says.
     * ``handles_per_drive_max``: asyncio callbacks one delivery may cause before the body counts as runaway.
-    * ``recoveries_max``: take-overs with attempts in flight and no outcome in between before an instance is held.
+    * ``recoveries_max``: take-overs with attempts in flight and no outcome in between before an instance is held. A
+      death of the process while it ran ``execute()`` counts for a third of them.
     * ``delivery_lease_s``: how long a process may take over a completion delivery. On an SQLite file, which one process
       has, a delivery without an answer is tried again at the next start, and never beside one that is under way.
     * ``value_bytes_max`` and ``value_bytes_warn``: size of one stored value at which it is refused, or logged.
