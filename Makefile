@@ -48,10 +48,11 @@ check: $(STAMP) ## Check layout, lint, types, layers and tidiness
 	$(BIN)/lint-imports --no-logo
 	$(RUN) pytest --quiet tests/test_tidy.py
 
-test: $(STAMP) ## Run all tests in each mode; MODES=normal ARGS="-k name -x" runs less
+test: $(STAMP) ## Run all tests, and the quick ones in the other modes; MODES=normal ARGS="-k name -x" runs less
 	@set -e; for mode in $(MODES); do \
-	    echo "$(RUN) pytest --numprocesses auto --mode $$mode $(ARGS)"; \
-	    $(RUN) pytest --numprocesses auto --mode $$mode $(ARGS); \
+	    if [ $$mode = normal ]; then some=; else some='not slow'; fi; \
+	    echo "$(RUN) pytest --numprocesses auto --mode $$mode -m '$$some' $(ARGS)"; \
+	    $(RUN) pytest --numprocesses auto --mode $$mode -m "$$some" $(ARGS); \
 	done
 
 spec: $(STAMP) ## Show every behaviour, the tests that show it, and whether they pass

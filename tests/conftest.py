@@ -7,6 +7,10 @@ keeps what it names.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,13 @@ from workerflow.testing import SimulatedEngine
 # example: a slow machine is not a failure, and pytest's time limit catches a hang.
 settings.register_profile("workerflow", print_blob=True, deadline=None)
 settings.load_profile("workerflow")
+
+# Thousands of databases are made and thrown away. In memory that takes half the time, and nothing is lost by it: the
+# faults of a disk are injected above it.
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 2 * 1024**3
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
 
 MODES = ("normal", "always-replay", "hibernating")
 

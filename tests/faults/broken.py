@@ -14,10 +14,11 @@ import apsw
 
 from tests.faults.companion import Companion
 from tests.faults.disk import Disk, Strike
+from tests.faults.judgement import damage, judge
 from tests.faults.power import unproven
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import TRIES, Ending, folder, least, live
-from tests.faults.workload import LOG, damage, judge
+from tests.faults.workload import LOG
 
 WHILE = 4
 """Operations that fail in a row: as many tries of the engine, with longer and longer pauses between them."""
@@ -45,7 +46,7 @@ def sweep(budget: Budget) -> list[Row]:
         )
     full = Strike(("write",), counts["write"], "middle", apsw.SQLITE_FULL, WHILE)
     rows.append(_sweep(f"no space for {WHILE} writes", full, budget))
-    sync = Strike(("sync",), counts["sync"], "before", ERRORS["sync"])
+    sync = Strike(("sync",), opened["sync"], "before", ERRORS["sync"])
     rows.append(_sweep("EIO once, sync, beside a foreign reader", sync, budget, has_reader=True))
     if budget.points is None:
         few = Budget(3, budget.seed, budget.mode)
@@ -86,7 +87,7 @@ def _fail(point: Strike, row: Row, mode: str, has_reader: bool) -> Ending:
                 place,
                 point,
                 mode=mode,
-                is_armed_when_open=point.kinds == ("read",),
+                is_armed_when_open=has_reader or point.kinds == ("read",),
                 keeps_history=True,
                 prepare=prepare,
             )

@@ -14,9 +14,10 @@ import apsw
 
 from tests.faults.companion import Companion
 from tests.faults.disk import Disk, Operation, Strike
+from tests.faults.judgement import damage, judge, recorded, repeated
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import Ending, folder, least, live, reaching
-from tests.faults.workload import LOG, damage, judge, recorded, repeated
+from tests.faults.workload import LOG
 
 FILES = {"main": "work.db", "wal": "work.db-wal", "shm": "work.db-shm"}
 PAGES = 12

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.disk import Strike
+from tests.faults.judgement import damage, judge, recorded, repeated
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import TRIES, Ending, copied, folder, least, live
-from tests.faults.workload import LOG, damage, judge, recorded, repeated
+from tests.faults.workload import LOG
 
 PLACES = {
     "write": ("before", "middle", "after"),

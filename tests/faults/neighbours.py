@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from tests.faults.companion import Companion
 from tests.faults.disk import Disk, Operation, primitives_of_call
+from tests.faults.judgement import damage, judge
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import EFFECTS, TRIES, Ending, folder, least, live
-from tests.faults.workload import LOG, damage, judge
+from tests.faults.workload import LOG
 from workerflow.store.sqlite.store import SqliteStore
 
 MOMENTS = ("open", "begin_worker", "commit", "send")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.disk import Note, Operation, Strike
+from tests.faults.judgement import damage, is_stored, judge, recorded, repeated
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import copied, folder, live
-from tests.faults.workload import LOG, damage, is_stored, judge, recorded, repeated
+from tests.faults.workload import LOG
 
 SECTOR = 512
 NAMES = {"main": "work.db", "wal": "work.db-wal", "journal": "work.db-journal"}

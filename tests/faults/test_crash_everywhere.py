@@ -13,6 +13,8 @@ from tests.support import async_test, definition, run
 from workerflow import DefinitionError, NonRetryableStepError, RetryPolicy, WorkflowRuntime, current_attempt
 from workerflow.testing import SimulatedEngine, crash_everywhere
 
+pytestmark = pytest.mark.slow
+
 HOUR = timedelta(hours=1)
 
 

@@ -10,6 +10,8 @@ from tests.faults.poison import BY_NAME, POISONS, swept
 from tests.faults.processes import elsewhere
 from tests.faults.table import Row, show
 
+pytestmark = pytest.mark.slow
+
 RECOVERY_BOUND_S = 10.0
 
 

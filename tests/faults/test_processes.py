@@ -20,6 +20,8 @@ from tests.signals import Gate
 from tests.support import Callback, async_test, definition
 from workerflow import Engine, RetryPolicy, Settings, WorkflowDefinition
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600
 BOUND_S = 3.0
 

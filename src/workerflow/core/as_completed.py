@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from workerflow.errors import DefinitionError
-
 FRAMES_MAX = 4
 """How far ``create_task`` may be below ``as_completed``: by way of ensure_future and a comprehension."""
 
@@ -24,20 +22,15 @@ if _ITERATOR is not None:
 
 
 def given_to_as_completed(frame: FrameType | None) -> Sequence[Any] | None:
-    """The awaitables of the ``as_completed`` that *frame* is called by, or None if it is not called by one.
+    """The awaitables of the ``as_completed`` that *frame* is called by, if it is called by one and they have an order.
 
-    Raises DefinitionError when they have no order that a replay could repeat.
+    Coroutines in a set or a generator have none that a replay could find again: their steps are still matched by id.
     """
     for _ in range(FRAMES_MAX):
         if frame is None:
-            return None
+            break
         if frame.f_code in _PLACES:
             given = frame.f_locals[_PLACES[frame.f_code]]
-            if isinstance(given, Sequence):
-                return given
-            raise DefinitionError(
-                f"as_completed() in execute() was given coroutines in a {type(given).__name__}, whose order no replay "
-                "could repeat; give it a list"
-            )
+            return given if isinstance(given, Sequence) else None
         frame = frame.f_back
     return None

@@ -15,7 +15,6 @@ from workerflow.definition import WorkflowDefinition
 from workerflow.effects import set_done
 from workerflow.handle import WorkflowHandle
 from workerflow.runtime import WorkflowRuntime
-from workerflow.settings import Settings
 from workerflow.store.base import Batch, DeposedError
 from workerflow.store.sqlite.store import SqliteStore
 from workerflow.testing.simulated import SimulatedEngine
@@ -24,8 +23,6 @@ Moment = Literal["before commit", "after commit"]
 
 TIMERS_MAX = 10_000
 """A workflow that has not ended after so many timers is looked at as it is then."""
-# No crash of the machine is simulated, so nothing needs to reach the disk.
-_SETTINGS = Settings(synchronous="NORMAL")
 
 
 class SimulatedCrashError(DeposedError):
@@ -69,7 +66,7 @@ class CrashingEngine(SimulatedEngine):
         seed: int,
         points: Sequence[Point],
     ) -> None:
-        super().__init__([workflow], seed, settings=_SETTINGS)
+        super().__init__([workflow], seed)
         self.starts: Counter[str] = Counter()
         self.points = list(points)
         """Those that are still to come."""

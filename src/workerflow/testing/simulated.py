@@ -65,8 +65,9 @@ class SimulatedEngine(Engine):
             f"{self._folder.name}/simulated.db",
             workflows,
             always_replay=always_replay,
-            # A poll every half second of thirty days would be millions; advance() looks for mail itself.
-            settings=replace(settings or Settings(), poll_interval_ms=NO_POLL_MS),
+            # A poll every half second of thirty days would be millions; advance() looks for mail itself. And the
+            # database goes with the process, so nothing of it has to reach the disk.
+            settings=replace(settings or Settings(), poll_interval_ms=NO_POLL_MS, synchronous="NORMAL"),
         )
         self._virtual = VirtualEffects(seed)
         self._effects = self._virtual
