@@ -271,7 +271,7 @@ def checked_json(text: str, what: str) -> str:
     """
     try:
         value = load_json(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _invalid(what, f"{_same.shown(text)} is not JSON text: {error}", "$") from error
     UNDECLARED.store(value, what)
     return text

@@ -150,6 +150,7 @@ def rows_of(path: Path, statement: str) -> list[tuple[Any, ...]]:
     if not path.exists():
         return []
     connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(10_000)
     try:
         return connection.execute(statement).fetchall()
     except apsw.SQLError:

@@ -45,6 +45,7 @@ TIMES = (
     | st.datetimes(datetime(1970, 1, 1), timezones=st.just(UTC))
     | st.sampled_from([LAST_TIME, LAST_TIME + timedelta(microseconds=1)])
 )
+DEADLINES = st.booleans().flatmap(lambda has_one: TIMES if has_one else st.none())
 EVENTS = mostly("paid", "sent", now_and_then=st.just(""))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text('aé💥"\\/ \n', max_size=5),
@@ -73,7 +74,7 @@ LIMITS = mostly(1, 2, 3, None, now_and_then=st.integers(-1, 0))
 CALLS = st.one_of(
     call("get_or_create_run_step", RUN_IDS, now=TIMES, max_attempts=LIMITS, parent_step_id=PARENTS),
     call("get_or_create_sleep_step", SLEEP_IDS, TIMES, now=TIMES, parent_step_id=PARENTS),
-    call("get_or_create_wait_step", WAIT_IDS, EVENTS, now=TIMES, timeout_at=st.none() | TIMES, parent_step_id=PARENTS),
+    call("get_or_create_wait_step", WAIT_IDS, EVENTS, now=TIMES, timeout_at=DEADLINES, parent_step_id=PARENTS),
     call("handle_run_attempt_started", FITTING, now=TIMES),
     call("handle_run_attempt_started", FITTING, now=TIMES),
     call("handle_run_attempt_succeeded", FITTING, st.none() | JSON.map(dump_json), now=TIMES, place=PLACES),
@@ -240,8 +241,10 @@ class Twins:
 
 
 @pytest.mark.spec(35, 55, 66, 73, 74, 92, 93, 94, 100, *range(146, 162), *range(175, 187))
-@examples(200)
-@given(calls=st.lists(st.lists(CALLS, max_size=12), min_size=6, max_size=6).map(lambda parts: [*chain(*parts)]))
+@examples(250)
+@given(
+    calls=st.lists(st.lists(CALLS, min_size=2, max_size=14), min_size=6, max_size=6).map(lambda parts: [*chain(*parts)])
+)
 def test_any_sequence_of_verbs_does_what_the_specification_says_also_in_the_database(
     database: Database, calls: list[Any]
 ) -> None:

@@ -113,8 +113,8 @@ def crash_everywhere(
     ...         paid = await self.run("charge", charge)
     ...         return paid + await self.wait("address", "address", str)
     >>> report = crash_everywhere(Payment, events=[("address", " in Rome", 60)])
-    >>> report.is_same, report.starts
-    (True, {'charge': 3})
+    >>> report.is_same, report.starts["charge"] > 1
+    (True, True)
     """
     if at not in MOMENTS:
         raise DefinitionError(f"at={at!r} is not known; it is one of {', '.join(map(repr, MOMENTS))}")

@@ -228,7 +228,7 @@ class Worker:
         return self._context.copy()
 
     def ready(self, instance: Instance) -> None:
-        if instance.is_discarded:
+        if instance.is_discarded or self._is_halted:  # Also when a verb comes while the callbacks in flight are ended.
             return
         self._ready[instance.key] = instance
         if not self._is_pump_scheduled:
