@@ -162,6 +162,11 @@ class StepModel:
         """An event comes in. No verb of the step store: a wait that is there already does not see it."""
         self.events.append(Event(name, payload, stored(now)))
 
+    def endless_waits(self) -> list[str]:
+        """The waits that no time ends."""
+        waits = [step for step in self.steps.values() if isinstance(step, WaitStep)]
+        return [step.id for step in waits if step.state == "waiting" and step.timeout_at is None]
+
     def fitting(self, verb: str) -> list[str]:
         """The steps on which a verb that changes a step has something to do, as far as its time allows."""
         runs = [step for step in self.steps.values() if isinstance(step, RunStep)]

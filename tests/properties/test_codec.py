@@ -60,7 +60,7 @@ def declared(typed: Typed) -> ValueType | None:
         return value_type(typed.annotation)
     except DefinitionError as refusal:
         reason = str(refusal)
-    assert "unions" in reason
+    assert "union" in reason
     return None
 
 
