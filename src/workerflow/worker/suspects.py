@@ -54,15 +54,11 @@ class Suspects:
         self._blamed.add(instance.key)
         self._host.when_durable(instance, self._note_is_durable, instance.key)
 
-    def holds_back(self, instance: Instance) -> bool:
-        """Whether the turn of an instance has not come yet."""
-        if instance.key in self._blamed:
-            return True
-        return is_suspect(instance) and instance.key not in self._admitted
-
     def admits(self, instance: Instance) -> bool:
         """Whether an instance may be driven now. If not, it is made ready when it may."""
-        if not self.holds_back(instance) or not instance.is_drivable():
+        if not is_suspect(instance) and instance.key not in self._blamed:
+            return True
+        if instance.key in self._admitted or not instance.is_drivable():
             return True
         if instance.key not in self._blamed:
             self._waiting.add(instance.key)

@@ -367,7 +367,7 @@ class Worker:
 
     def wake(self, instance: Instance) -> None:
         """Something happens to an instance: it is owned again, if it was about to hibernate."""
-        if instance.is_drivable() and instance.owner is None and not self.suspects.holds_back(instance):
+        if instance.is_drivable() and instance.owner is None:
             instance.owner = self.incarnation
             instance.save_progress()
 
