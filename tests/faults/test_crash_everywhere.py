@@ -93,6 +93,7 @@ def test_a_crash_while_a_completion_is_delivered_changes_nothing() -> None:
     assert told.commits > untold.commits
 
 
+@pytest.mark.normal_only("it counts the entries of execute()")
 def test_a_result_that_depends_on_what_is_not_recorded_is_found_with_its_point() -> None:
     bodies: list[int] = []
 
@@ -109,6 +110,7 @@ def test_a_result_that_depends_on_what_is_not_recorded_is_found_with_its_point()
     assert "seed 0" in str(report)
 
 
+@pytest.mark.normal_only("in the other modes it never works, also undisturbed")
 def test_a_callback_that_writes_to_its_definition_is_found() -> None:
     @definition
     async def Writing(self: Any) -> int:
@@ -136,6 +138,7 @@ def test_a_step_that_may_start_once_only_fails_when_it_is_cut() -> None:
     assert "interrupted" in str(report.first_difference)
 
 
+@pytest.mark.normal_only("which commits a recovery has depends on the mode")
 def test_starts_are_the_most_of_any_run_with_two_crashes() -> None:
     calls = Counter[str]()
     most = Counter[str]()
