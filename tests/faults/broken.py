@@ -115,8 +115,9 @@ def _read_beside(companion: Companion, disk: Disk, ending: Ending) -> None:
     """Hold a snapshot from just before the fault until a while after it."""
 
     def read() -> None:
-        assert companion.do("read") == "done"
-        threading.Timer(READER_S, companion.do, ["unread"]).start()
+        # While the last connection closes, no reader can come.
+        if companion.do("read") == "done":
+            threading.Timer(READER_S, companion.do, ["unread"]).start()
 
     disk.before_reached = read
 

@@ -48,7 +48,7 @@ class Companion:
                 try:
                     if word in ("lock", "read"):
                         connection = connection or apsw.Connection(str(self._database))
-                        connection.set_busy_timeout(10_000)
+                        connection.set_busy_timeout(10_000 if word == "lock" else 100)
                     self._carry_out(word, arguments, connection)
                     answer = "done"
                 except (apsw.Error, OSError) as error:

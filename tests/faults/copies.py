@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -18,6 +18,7 @@ from tests.faults.judgement import damage, judge, recorded, repeated
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import Ending, folder, least, live, reaching
 from tests.faults.workload import LOG
+from workerflow.store.sqlite.store import SqliteStore
 
 FILES = {"main": "work.db", "wal": "work.db-wal", "shm": "work.db-shm"}
 PAGES = 12
@@ -154,7 +155,7 @@ def _after_crash(fault: str, file: str, budget: Budget) -> Row:
                 continue
             what = "deleted after" if (place / FILES[file]).exists() else "not there yet or any more"
             (place / FILES[file]).unlink(missing_ok=True)
-            _go_on(place, f"killed after {number}", row, budget.mode, ending.reached, what)
+            _go_on(place, f"killed after {number}", row, budget.mode, ending.reached, what, file == "shm")
     if file == "wal":
         _only_measured(row)
     return row
@@ -175,7 +176,8 @@ def _while_running(fault: str, file: str, budget: Budget) -> Row:
             if not ending.is_killed:
                 row.miss(f"{point}", is_past_end=ending.operations["beside it"] < point.number + point.killed_after)
                 continue
-            _go_on(place, f"{point}", row, budget.mode, ending.reached, f"deleted, killed {point.killed_after} later")
+            what = f"deleted, killed {point.killed_after} later"
+            _go_on(place, f"{point}", row, budget.mode, ending.reached, what, file == "shm")
     return row
 
 
@@ -193,7 +195,11 @@ def _delete(place: Path, point: Deletion, mode: str) -> Ending:
 
 
 def _delete_at(companion: Companion, place: Path, point: Deletion, disk: Disk, ending: Ending) -> None:
-    """Operations are counted from the moment that the file is there."""
+    """Operations are counted from the moment that the file is there.
+
+    The log says that the file is deleted when the next transaction begins: the one under way goes with the file.
+    """
+    is_deleted: list[bool] = []
     file = place / FILES[point.file]
     is_there = False
 
@@ -207,16 +213,30 @@ def _delete_at(companion: Companion, place: Path, point: Deletion, disk: Disk, e
         if number == point.number:
             answer = companion.do(f"delete {file.name}")
             assert answer == "done", answer
-            LOG.write("deleted")
+            is_deleted.append(True)
             disk.on_reached(operation)
         if number == point.number + point.killed_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def noting(name: str) -> None:
+        original = getattr(SqliteStore, name)
+
+        def noted(store: SqliteStore, *arguments: Any, **options: Any) -> Any:
+            if is_deleted and not LOG.has("deleted"):
+                LOG.write("deleted")
+            return original(store, *arguments, **options)
+
+        setattr(SqliteStore, name, noted)
+
     disk.on_operation = before
+    for name in ("commit", "send"):
+        noting(name)
 
 
-def _go_on(place: Path, where: str, row: Row, mode: str, reached: Operation | None, what: str) -> None:
-    """Start again, and judge: what was acknowledged after a deletion must be there, what was before it may be gone."""
+def _go_on(
+    place: Path, where: str, row: Row, mode: str, reached: Operation | None, what: str, is_all_promised: bool
+) -> None:
+    """Start again, and judge. If not all is promised, then what was acknowledged after the log says "deleted"."""
     if reached is not None:
         row.cells.update(Cell(reached.name, what, primitive, "first run") for primitive in reached.primitives)
     try:
@@ -226,11 +246,11 @@ def _go_on(place: Path, where: str, row: Row, mode: str, reached: Operation | No
         is_damaged = True
     if is_damaged:  # A checkpoint was under way, and only the log had the other half.
         row.measured["files damaged"] = row.measured.get("files damaged", 0) + 1
-        row.record(where, [], [])
+        row.record(where, ["the file is damaged"] if is_all_promised else [], [])
         return
     ending = live(place, mode=mode)
     lines = LOG.lines()
-    since = lines.index("deleted") if "deleted" in lines else 0
+    since = 0 if is_all_promised else lines.index("deleted") if "deleted" in lines else seen
     verdict = judge(lines, 1, mode)
     later = judge(lines[since:], 1, mode)
     promised = [line for line in verdict.lost if f"acknowledged {line.split()[1].strip(':')}" in lines[since:seen]]
