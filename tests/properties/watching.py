@@ -115,10 +115,9 @@ def _check_log(record: InstanceRecord) -> None:
 def _check_rest(record: InstanceRecord) -> None:
     row = record.row
     in_flight = [attempt for attempt in record.attempts if attempt.state == "started"]
-    if row.status == "running" and row.recoveries >= SUSPECT_FROM:
-        # Its process has died again and again: it waits for its turn, kept by its alarm, or by its owner once something
-        # has happened to it. Its deadlines are known again when its turn has come.
-        assert row.alarm_at is not None or row.owner is not None
+    if row.status == "running" and row.owner is None and row.recoveries >= SUSPECT_FROM:
+        # Its process has died again and again: it waits for its turn, and its alarm keeps it from being forgotten.
+        assert row.alarm_at is not None
     elif row.status == "running" and row.held_reason is None:
         # After a take-over, a callback has to ask again for the steps in it before their deadlines count.
         deadlines, own = _deadlines(record), _deadlines(record, is_nested=False)

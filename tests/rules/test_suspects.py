@@ -68,6 +68,26 @@ async def test_after_two_deaths_each_begins_when_the_one_before_has_its_outcome(
 
 
 @async_test
+async def test_a_death_counts_only_against_the_suspect_whose_turn_it_was_though_others_have_events(
+    gates: dict[str, Gate],
+) -> None:
+    workflow = waiting_at(gates)
+    async with SimulatedEngine([workflow]) as engine:
+        for name in gates:
+            await engine.get(workflow, name).create(name)
+        await engine.run_until_idle()
+        await killed(engine, gates, 2)
+        for name in gates:
+            await engine.get(workflow, name).send("news", "nothing")
+        await engine.crash()
+        await engine.advance(0.01)
+        infos = [await engine.get(workflow, name).info() for name in gates]
+
+        assert sorted(info.recoveries for info in infos) == [2, 2, 3]
+        assert [len(info.inbound_events) for info in infos] == [1, 1, 1]
+
+
+@async_test
 async def test_a_suspect_that_takes_long_does_not_keep_the_next_one_waiting_for_ever(gates: dict[str, Gate]) -> None:
     workflow = waiting_at(gates)
     async with SimulatedEngine([workflow]) as engine:

@@ -122,6 +122,7 @@ class Instance:
         self.held_ms: int | None = None
         self.recoveries = 0
         self.owner: int | None = None
+        self.turn_ms: int | None = None
         self.journal = Journal(key, host.rows)
         self.deadlines: Deadlines[str] = Deadlines()
         self.ending: Ending | None = None
@@ -170,7 +171,7 @@ class Instance:
         """Run again; also release a held instance, whatever its status. WorkflowStateError if it is neither."""
         was_held = self.held_reason is not None
         if was_held:
-            self.held_reason = self.held_ms = None
+            self.held_reason = self.held_ms = self.turn_ms = None
             self.recoveries = 0
             self.host.released(self)
         if self.status == "paused":
@@ -288,7 +289,8 @@ class Instance:
 
     def save_progress(self) -> None:
         """Append the row of alarm, owner, recoveries and hold, if any of it has changed."""
-        self._save_progress(self.alarm_ms())
+        waits_for_turn = self.turn_ms is not None and self.is_drivable()
+        self._save_progress(self.turn_ms if waits_for_turn else self.alarm_ms())
         self.host.progressed(self)
 
     def save_owner(self) -> None:
@@ -297,8 +299,10 @@ class Instance:
 
     def wait_for_turn(self) -> None:
         """Nobody owns it before it begins: what kills the process until then is not its fault. The alarm keeps it."""
+        if self.turn_ms is None:
+            self.turn_ms = self.host.now_ms()
         self.owner = None
-        self._save_progress(self.host.now_ms())
+        self._save_progress(self.turn_ms)
 
     def _save_progress(self, alarm_ms: int | None) -> None:
         progress = Progress(alarm_ms, self.owner, self.recoveries, self.held_reason, self.held_ms)

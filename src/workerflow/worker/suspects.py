@@ -60,6 +60,7 @@ class Suspects:
             return True
         if instance.key in self._admitted or not instance.is_drivable():
             return True
+        instance.wait_for_turn()
         if instance.key not in self._blamed:
             self._waiting.add(instance.key)
             if self._timer is None:

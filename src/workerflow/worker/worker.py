@@ -330,6 +330,7 @@ class Worker:
         self.committer.schedule()
 
     def _drive(self, instance: Instance) -> None:
+        instance.turn_ms = None
         # A drive may start a callback, and a started attempt must have an owner in the same batch.
         self.wake(instance)
         with self._stall.driving(instance.label):
@@ -366,8 +367,8 @@ class Worker:
         self._rebuilder.forget(instance.key)
 
     def wake(self, instance: Instance) -> None:
-        """Something happens to an instance: it is owned again, if it was about to hibernate."""
-        if instance.is_drivable() and instance.owner is None:
+        """Something happens to an instance: it is owned again, if it was about to hibernate and need not wait."""
+        if instance.is_drivable() and instance.owner is None and instance.turn_ms is None:
             instance.owner = self.incarnation
             instance.save_progress()
 
