@@ -207,10 +207,10 @@ async def disturbed(seed: int, disturbance: int) -> tuple[Any, Counter[str]]:
         return await handle.result(timeout=5), interpreter.finished
 
 
-# Nobody would take them over after a crash.
+# Nobody would take them over: neither the next owner nor the alarm with which a suspect waits for its turn.
 ORPHANS = """
 select instance_id, step_id from attempts join instances using (instance_key)
-where state = 'started' and status = 'running' and owner is null
+where state = 'started' and status = 'running' and owner is null and alarm_at is null
 """
 
 
