@@ -6,16 +6,11 @@ from pathlib import Path
 
 from tests.faults.disk import Strike
 from tests.faults.judgement import damage, judge, recorded, repeated
-from tests.faults.table import Budget, Cell, Row, main
+from tests.faults.table import PLACES, Budget, Filling, Row, main
 from tests.faults.trial import TRIES, Ending, copied, folder, least, live
 from tests.faults.workload import LOG
 
-PLACES = {
-    "write": ("before", "middle", "after"),
-    "sync": ("before", "after"),
-    "truncate": ("before", "after"),
-    "delete": ("before", "after"),
-}
+KINDS = ("write", "sync", "truncate", "delete")
 OPENINGS = (0.4, 0.65, 0.9)
 """How far the first life gets before it is killed, for the recoveries that are killed, too: in parts of its writes."""
 
@@ -49,21 +44,28 @@ def _sweep_from(state: Path, run: str, kills: int, budget: Budget) -> Row:
     counts = least(undisturbed)
     points = [
         Strike((kind,), number, place)
-        for kind, places in PLACES.items()
+        for kind in KINDS
         for number in range(1, counts[kind] + 1)
-        for place in places
+        for place in PLACES[kind]
     ]
+    filling = Filling(row, run)
+
+    def strike(kind: str, place: str, number: int) -> Ending:
+        return _kill(state, run, kills, Strike((kind,), number, place), row, filling, budget.mode)
+
     for point in budget.sample(points, row.fault):
         for _ in range(TRIES):
-            ending = _kill(state, run, kills, point, row, budget.mode)
+            ending = strike(point.kinds[0], point.place, point.number)
             if ending.reached is not None:
                 break
         else:
             row.miss(f"{run}, {point}", is_past_end=not ending.has_come_to(point))
+    if budget.points is None:
+        filling.fill(strike)
     return row
 
 
-def _kill(state: Path, run: str, kills: int, point: Strike, row: Row, mode: str) -> Ending:
+def _kill(state: Path, run: str, kills: int, point: Strike, row: Row, filling: Filling, mode: str) -> Ending:
     """The life that is killed, and one after it, and what they broke. Nothing if it did not come to the point."""
     with copied(state) as place:
         database = place / "work.db"
@@ -77,7 +79,8 @@ def _kill(state: Path, run: str, kills: int, point: Strike, row: Row, mode: str)
                 return endings[0]
             repeats += repeated(LOG.lines(), seen, before)
             if strike is not None:
-                row.cells.update(Cell(reached.name, point.place, primitive, run) for primitive in reached.primitives)
+                for primitive in reached.primitives:
+                    filling.note(reached.name, point.place, primitive, point.number)
         verdict = judge(LOG.lines(), kills + 1, mode)
         row.longest_recovery_s = max(row.longest_recovery_s, endings[1].recovery_s)
         row.record(

@@ -11,13 +11,24 @@ import argparse
 import json
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 MISSED_MAX = 0.2
 """Of the planned points, how many may be past the end of a life."""
+
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "write": ("before", "middle", "after"),
+    "sync": ("before", "after"),
+    "truncate": ("before", "after"),
+    "delete": ("before", "after"),
+    "commit": ("before", "after"),
+    "gate": ("before", "after"),
+}
+"""Where a kill can strike an operation of this kind. A statement within a commit has one place: in it."""
+FILLING_TRIES = 5
 
 PointT = TypeVar("PointT")
 
@@ -87,6 +98,40 @@ class Row:
         self.problems += part.problems
         for name, value in part.measured.items():
             self.measured[name] = self.measured.get(name, 0) + value
+
+
+class Filling:
+    """Strikes again where a sweep has left a cell empty, because an operation was in another commit that time.
+
+    ``note`` tells it under which number an operation was met; ``fill`` calls *strike* with a place and such numbers
+    until the cell is met. What stays empty is a problem of the row.
+    """
+
+    def __init__(self, row: Row, run: str) -> None:
+        self._row = row
+        self._run = run
+        self._numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
+
+    def note(self, operation: str, place: str, primitive: str, number: int) -> None:
+        """A kill has struck there."""
+        self._row.cells[Cell(operation, place, primitive, self._run)] += 1
+        self._numbers[operation, primitive].add(number)
+
+    def fill(self, strike: Callable[[str, str, int], object]) -> None:
+        """Strike the empty cells: *strike* gets the operation's kind, the place and the number."""
+        for cell in list(self._empty()):
+            for number in [*sorted(self._numbers[cell.operation, cell.primitive])] * FILLING_TRIES:
+                if self._row.cells[cell]:
+                    break
+                strike(cell.operation.split()[0], cell.place, number)
+        self._row.problems += [f"the cell {' | '.join(cell)} is empty" for cell in self._empty()]
+
+    def _empty(self) -> Iterator[Cell]:
+        for operation, primitive in self._numbers:
+            for place in PLACES.get(operation.split()[0], ()):
+                cell = Cell(operation, place, primitive, self._run)
+                if not self._row.cells[cell]:
+                    yield cell
 
 
 @dataclass(frozen=True)
