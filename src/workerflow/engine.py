@@ -242,6 +242,8 @@ class Engine:
         return self._loop is not None and self._loop.is_closed()
 
     async def _abort(self) -> None:
+        # At once: what is asked of it while its callbacks end would else go to itself by mail.
+        store, self._store = self._store, None
         worker, self._worker = self._worker, None
         if worker is not None:
             if self._is_orphaned():
@@ -251,7 +253,6 @@ class Engine:
         hints, self._hints = self._hints, None
         if hints is not None:
             hints.close()
-        store, self._store = self._store, None
         if self._sender is not None:
             self._sender.shutdown(wait=True)
         if store is not None:

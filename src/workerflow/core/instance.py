@@ -314,6 +314,10 @@ class Instance:
         """When the instance has to be in memory again, if a time and not an event says so."""
         return self.deadlines.earliest() if self.is_drivable() else self.delivery_ms
 
+    def is_delivery_due(self) -> bool:
+        """Whether the time of the next try to deliver the completion has come."""
+        return self.delivery_ms is not None and self.delivery_ms <= self.host.now_ms()
+
     def take_over_delivery(self) -> None:
         """A process has ended while it delivered the completion: at once for the first time, later with a back-off.
 

@@ -107,10 +107,11 @@ class WakeUps:
         instance = worker.live.get(key)
         if instance is None or worker.is_stopping:
             return
-        if instance.status in TERMINAL:
-            self.deliver(key)
-        else:
+        if instance.status not in TERMINAL:
             worker.guarded(instance, partial(worker.apply, instance, Instance.act_on_deadlines))
+        elif key not in worker.gated_deliveries and instance.is_delivery_due():
+            # Not so if it has ended while a look was put off: its end may not be durable, or have nobody to tell.
+            self.deliver(key)
 
     def _claim_due(self) -> None:
         now_ms = self._effects.now_ms()
