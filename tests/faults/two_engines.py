@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from tests.faults.table import Budget, Cell, Row, main
 from tests.faults.trial import folder
-from workerflow import DatabaseError, DatabaseLockedError, Engine, WorkflowDefinition
+from tests.faults.workload import tick
+from workerflow import DatabaseError, DatabaseLockedError, DatabaseUnavailableError, Engine, WorkflowDefinition
 
 Say = Callable[[str], None]
 
@@ -42,6 +43,7 @@ WAYS = {
     "a hard link": Way("hard.db", is_same=False),
 }
 SITUATIONS = ("beside a running engine", "after a crash", "in a forked child", "sending beside a running engine")
+PATIENCE_S = 10
 ORDERS = ("it sends first", "the owner writes first")
 
 
@@ -57,14 +59,17 @@ def sweep(budget: Budget) -> list[Row]:
     choices = [(file, order) for file in ("-wal", "-shm") for order in ORDERS]
     for file, order in budget.sample(choices, deleted.fault):
         with folder() as place:
-            lost = sent_after_deletion(place, file, order)
+            lost, others = sent_after_deletion(place, file, order)
         deleted.cells[Cell(f"delete {file}", "while it runs", order, "first run")] += 1
-        deleted.record(f"{file} deleted, {order}", lost, [])
+        deleted.record(f"{file} deleted, {order}", lost, [], others)
     return [row, deleted]
 
 
-def sent_after_deletion(place: Path, file: str, order: str) -> list[str]:
-    """What was acknowledged to the owner or to a sender after a file was deleted under them, and is not there."""
+def sent_after_deletion(place: Path, file: str, order: str) -> tuple[list[str], list[str]]:
+    """What was acknowledged to the owner or to a sender after a file was deleted under them, and is not there.
+
+    And whether the sender, which asks again while it is refused, was heard in the end.
+    """
     path = place / "work.db"
     first = Process(lambda process: _first(process, path, ""))
     assert first.hear() == "open"
@@ -73,7 +78,7 @@ def sent_after_deletion(place: Path, file: str, order: str) -> list[str]:
     said += Process(lambda process: _second(process.say, str(path), False)).hear().split("|")
     said.append(first.ask("create after"))
     first.end()
-    return _lost(said, path)
+    return _lost(said, path), [] if "acknowledged second" in said else [f"the sender is never heard: {said}"]
 
 
 def second_engine(place: Path, way: str, situation: str) -> tuple[list[str], list[str]]:
@@ -213,13 +218,18 @@ def _in_forked_child(path: str) -> str:
 
 async def _second(say: Say, path: str, executes: bool) -> None:
     said: list[str] = []
-    try:
+
+    async def use() -> None:
         async with Engine(path, [Waiting], execute=executes) as engine:
             said.append("executes" if executes else "sends")
             if await engine.get(Waiting, "before").status() == "pending":
                 said.append("does not see before")
             await engine.get(Waiting, "second").create()
             said.append("acknowledged second")
+
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await (use() if executes else _insist(use))
     except DatabaseLockedError:
         said.append("refused DatabaseLockedError")
     except DatabaseError as error:
@@ -227,6 +237,16 @@ async def _second(say: Say, path: str, executes: bool) -> None:
     except Exception as error:
         said.append(f"error {type(error).__name__}")
     say("|".join(said))
+
+
+async def _insist(ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    while True:
+        try:
+            await ask()
+        except DatabaseUnavailableError:
+            await tick()
+        else:
+            return
 
 
 async def _look(say: Say, path: Path) -> None:

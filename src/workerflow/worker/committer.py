@@ -73,6 +73,7 @@ class Committer:
         self._is_scheduled = False
         self._is_writing = False
         self._is_closed = False
+        self._is_doubtful = False
         self._deferrals = 0
         self._average_ms = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="workerflow-committer")
@@ -95,6 +96,11 @@ class Committer:
         if not self._is_scheduled and not self._is_writing and not self._is_closed:
             self._is_scheduled = True
             self._loop.call_soon(self._flush, context=self._context)
+
+    def doubt(self) -> None:
+        """The database refused something: write a batch, an empty one if need be, to find out and to recover."""
+        self._is_doubtful = True
+        self.schedule()
 
     def forget(self, key: int) -> None:
         """Take back what one instance has in the batch that fills up: its rows and its gates."""
@@ -140,12 +146,13 @@ class Committer:
             return
         self._deferrals = 0
         gates, self._gates = self._gates, []
-        if self._rows.is_empty():
+        if self._rows.is_empty() and not self._is_doubtful:
             self._on_nothing(self.number)
             self._open(gates, {})
             return
         batch = Batch(self.number, self._incarnation, self._rows.take(), self._guarded)
         self._guarded = set()
+        self._is_doubtful = False
         self.number += 1
         if self._average_ms > self._settings.inline_commit_ms:
             self._write_in_thread(batch, gates, is_unknown=False)

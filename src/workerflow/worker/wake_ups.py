@@ -57,6 +57,7 @@ class WakeUps:
         except DatabaseError as error:
             self.alarms.stored_ms = self._effects.now_ms() + LOOK_AGAIN_MS
             _logger.warning("looking for mail and alarms will be tried again: %s", error)
+            self._worker.committer.doubt()
         finally:
             self._timer = self._effects.call_after(self._interval_ms, self.poll)
 

@@ -7,9 +7,13 @@ import mmap
 import os
 import struct
 import weakref
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _NUMBER = struct.Struct("=q")
+_MARKS_MAX = 4
+_MARKS = struct.Struct(f"={_MARKS_MAX}q")
 _LOCKS: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
@@ -17,7 +21,8 @@ class FileLock:
     """An exclusive lock on a sidecar file. It ends with the process, however that ends.
 
     Whoever has it may leave a number in the file; ``found`` is the one that the holder before had left when it was
-    killed. It is written to shared memory, which survives the process but not the machine.
+    killed. It is written to shared memory, which survives the process but not the machine. ``show`` leaves marks that
+    others may read while the lock is held.
 
     ``flock`` and not SQLite's own locks: those come and go with transactions. A forked child would share the lock and
     keep it after the parent's death, so the child closes its copy at once.
@@ -39,11 +44,17 @@ class FileLock:
             os.close(descriptor)
             return False
         self._descriptor = descriptor
-        os.ftruncate(descriptor, _NUMBER.size)
-        self._memory = mmap.mmap(descriptor, _NUMBER.size)
-        self.found = _NUMBER.unpack(self._memory)[0]
+        os.ftruncate(descriptor, _NUMBER.size + _MARKS.size)
+        self._memory = mmap.mmap(descriptor, _NUMBER.size + _MARKS.size)
+        self.found = _NUMBER.unpack_from(self._memory)[0]
         self.note(0)
+        self.show([])
         return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this one has the lock."""
+        return self._memory is not None
 
     def __del__(self) -> None:
         self.release()  # An engine that nobody closed must not keep the file for as long as the process lives.
@@ -52,6 +63,37 @@ class FileLock:
         """Leave a number; 0 is none. No effect without the lock."""
         if self._memory is not None:
             _NUMBER.pack_into(self._memory, 0, number)
+
+    def show(self, marks: Sequence[int]) -> None:
+        """Leave up to four marks for others; none of them if there are none. No effect without the lock."""
+        if self._memory is not None:
+            _MARKS.pack_into(self._memory, _NUMBER.size, *marks, *[0] * (_MARKS_MAX - len(marks)))
+
+    def shown(self) -> list[int]:
+        """The marks that whoever had the lock last has left, and may still stand for; empty if there are none."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        try:
+            found = os.pread(descriptor, _MARKS.size, _NUMBER.size)
+            return list(_MARKS.unpack(found)) if len(found) == _MARKS.size and any(found) else []
+        finally:
+            os.close(descriptor)
+
+    def is_held_by_another(self) -> bool:
+        """Whether another process, or another engine of this one, has the lock.
+
+        To find out it is taken for an instant, which may refuse one that begins just then: ask only if it matters.
+        """
+        if self.is_held:
+            return False
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def release(self) -> None:
         """Let go. A repeat does nothing."""

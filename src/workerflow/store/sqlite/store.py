@@ -83,9 +83,11 @@ class SqliteStore:
             raise
 
     def close(self) -> None:
+        # The last connection to close empties the log; one with another index than the owner's takes itself for it.
+        keeps_log = self._writer is not None and self._is_beside_owner()
         for connection in (self._reader, self._writer):
             if connection is not None:
-                connection.close()
+                connection.close(keeps_log=keeps_log)
         self._reader = self._writer = None
         self._lock.release()
 
@@ -152,6 +154,12 @@ class SqliteStore:
         return None if row is None else row[0]
 
     def untaken_mail(self, limit: int) -> list[Mail]:
+        # Senders are refused until the engine has noticed; one with nothing to write would not.
+        try:
+            self._check_same_file()
+        except LogReplacedError:
+            self._close_reader()
+            raise
         return [Mail(*row) for row in self._read_rows("mail_untaken", limit)]
 
     def untaken_mail_of(self, key: int) -> list[Mail]:
@@ -175,6 +183,7 @@ class SqliteStore:
             connection.raw.execute("BEGIN IMMEDIATE")
             try:
                 self._check_same_file()
+                self._check_owner()
                 outcome = self._put_mail(connection, workflow, instance_id, new_key, nonce, mail)
                 connection.raw.execute("COMMIT")
             except BaseException:
@@ -274,25 +283,47 @@ class SqliteStore:
                 f"the -wal or -shm file of {self._path} was deleted or replaced while it was in use; leave them alone"
             )
 
+    def _check_owner(self) -> None:
+        """Refuse to send past the engine that executes: it would overwrite what it cannot see."""
+        if self._is_beside_owner():
+            raise DatabaseUnavailableError(
+                f"the -wal or -shm file of {self._path} was deleted, and the engine that executes on it still uses the "
+                "old one; it will notice, try again in a moment"
+            )
+
+    def _is_beside_owner(self) -> bool:
+        """Whether another engine executes on the file, with another log or index than those that lie beside it."""
+        if self._lock.is_held:
+            return False
+        marks = self._lock.shown()
+        return bool(marks) and marks != _marks(self._log_identities()) and self._lock.is_held_by_another()
+
     def _log_identities(self) -> tuple[Identity, ...]:
         return tuple(_identity_or_none(self._path.with_name(self._path.name + end)) for end in ("-wal", "-shm"))
 
     def _note_files(self) -> None:
         self._identities = (_identity(self._path), *self._log_identities())
+        self._lock.show(_marks(self._identities[1:]))
 
     def _connect_anew(self) -> Connection:
-        """A new connection to write. The reader follows at its next use: it may be in use in the loop's thread now."""
+        """A new connection to write. The reader follows at its next use: it may be in use in the loop's thread now.
+
+        Not so when the index was replaced: all connections of a process share one, so the last of them has to be closed
+        before a new one has the new index.
+        """
+        log, index = self._log_identities()
         writer, self._writer = self._writer, None
         if writer is not None:
-            log, index = self._log_identities()
             if log != self._identities[1]:
                 # What is in the deleted log is in reach of the old connection only.
                 with suppress(apsw.Error):
                     writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             writer.close(keeps_log=index != self._identities[2])
+        self._is_reader_outdated = True
+        if index != self._identities[2] and self._reader is not None:
+            raise LogReplacedError(f"the -shm file of {self._path} was deleted, and is still in use for reading")
         self._writer = self._connect()
         self._writer.rows("schema_objects")  # Reading makes the files that are missing.
-        self._is_reader_outdated = True
         self._note_files()
         return self._writer
 
@@ -386,8 +417,8 @@ class SqliteStore:
 
     def _read(self, read: Callable[[Connection], ReadT]) -> ReadT:
         if self._reader is None or self._is_reader_outdated:
-            self._check_same_file()
             self._close_reader()
+            self._check_same_file()
             self._reader = self._connect()
         try:
             return read(self._reader)
@@ -429,6 +460,10 @@ def _identity_or_none(path: Path) -> Identity:
         return _identity(path)
     except FileNotFoundError:
         return None
+
+
+def _marks(identities: tuple[Identity, ...]) -> list[int]:
+    return [number for identity in identities for number in (identity or (0, 0))]
 
 
 def _write_rows(raw: apsw.Connection, rows: Rows) -> None:
