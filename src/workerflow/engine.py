@@ -245,11 +245,17 @@ class Engine:
         # At once: what is asked of it while its callbacks end would else go to itself by mail.
         store, self._store = self._store, None
         worker, self._worker = self._worker, None
-        if worker is not None:
-            if self._is_orphaned():
-                worker.abandon()
-            else:
-                await worker.abort()
+        try:
+            if worker is not None:
+                if self._is_orphaned():
+                    worker.abandon()
+                else:
+                    await worker.abort()
+        finally:
+            self._free(store)
+
+    def _free(self, store: SqliteStore | None) -> None:
+        """Let go of everything that the process holds, also when waiting for the callbacks was cancelled."""
         hints, self._hints = self._hints, None
         if hints is not None:
             hints.close()

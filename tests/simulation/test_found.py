@@ -148,3 +148,36 @@ async def test_engine_that_is_closing_refuses_what_its_handlers_still_ask_of_it(
         await engine.get(Clinging, "first").create()
         await delivering.wait()
     assert answers == [EngineClosedError]
+
+
+@async_test
+async def test_engine_whose_closing_was_cancelled_has_freed_its_file(tmp_path: Path) -> None:
+    delivering, clinging, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @definition
+    async def Short(self: Any) -> None: ...
+
+    class Clinging(WorkflowRuntime[None, None]):
+        definition = Short
+
+        async def completion(self, event: WorkflowCompletionEvent) -> None:
+            delivering.set()
+            while not done.is_set():
+                with suppress(asyncio.CancelledError):
+                    await done.wait()
+                clinging.set()
+
+    settings = Settings(stop_grace_s=0, finish_grace_s=3600, lock_timeout_s=0)
+    engine = await Engine(tmp_path / "clinging.db", [Clinging], settings=settings).__aenter__()
+    await engine.get(Clinging, "first").create()
+    await delivering.wait()
+    closing = asyncio.create_task(engine.__aexit__(None, None, None))
+    for _ in range(2):  # The stop that lets callbacks end, and what follows it, wait for the handler alike.
+        await clinging.wait()
+        clinging.clear()
+        closing.cancel()
+    outcome = await asyncio.gather(closing, return_exceptions=True)
+    assert isinstance(outcome[0], asyncio.CancelledError)
+    done.set()
+    async with Engine(tmp_path / "clinging.db", [Clinging], settings=settings) as another:
+        await another.get(Clinging, "first").result(timeout=5)
