@@ -19,7 +19,7 @@ SWEEPS = ("gates", "kills", "power", "broken", "neighbours", "copies", "two_engi
 KILLS = ("gates", "kills")
 """The sweeps whose every point is another statement, gate or write, another place at it, or another run."""
 DISTINCT_MIN = 1000
-PLACES = ("before", "middle", "in", "after")
+COLUMNS = ("before", "middle", "in", "after")
 
 
 def rows_of(sweep: str, options: Sequence[str]) -> list[Row]:
@@ -38,10 +38,10 @@ def matrix(rows: Sequence[Row]) -> str:
     for cell, count in (item for row in rows for item in row.cells.items()):
         counts[cell.operation, cell.run][cell.place] += count
         primitives[cell.operation, cell.run].add(cell.primitive)
-    lines = [f"{'operation':40} {'run':12} " + " ".join(f"{place:>7}" for place in PLACES) + "   other primitives"]
+    lines = [f"{'operation':40} {'run':12} " + " ".join(f"{place:>7}" for place in COLUMNS) + "   other primitives"]
     for (operation, run), places in sorted(counts.items()):
-        other = sum(count for place, count in places.items() if place not in PLACES)
-        figures = [*(places[place] for place in PLACES), other, len(primitives[operation, run])]
+        other = sum(count for place, count in places.items() if place not in COLUMNS)
+        figures = [*(places[place] for place in COLUMNS), other, len(primitives[operation, run])]
         lines.append(f"{operation:40} {run:12} " + " ".join(f"{figure or '.':>7}" for figure in figures))
     return "\n".join(lines)
 

@@ -17,62 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.faults.judgement import name_of, recorded, repeated
 from tests.faults.table import Budget, Filling, Row, main
-from workerflow import (
-    Engine,
-    RetryPolicy,
-    Settings,
-    WorkflowCompletionEvent,
-    WorkflowDefinition,
-    WorkflowRuntime,
-    current_attempt,
-)
+from tests.faults.workload import DELIVERED, LOG, flaky, hold, inner, plain, started
+from workerflow import Engine, RetryPolicy, Settings, WorkflowCompletionEvent, WorkflowDefinition, WorkflowRuntime
 from workerflow.store.sqlite.store import SqliteStore
 from workerflow.worker.committer import Committer
 
-EXPECTED = "hold+inner+plain+retried+payload"
+EXPECTED = "hold+inner+plain+flaky+payload"
 # A kill, other than a power loss, takes nothing from the system's cache: waiting for the disk shows nothing here.
 SETTINGS = Settings(synchronous="NORMAL")
-LOG = Path()
-DELIVERED = asyncio.Event()
-
-
-def log(line: str) -> None:
-    """One line, whole or not at all, durable against a SIGKILL."""
-    descriptor = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, f"{line}\n".encode())
-    os.close(descriptor)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def started() -> None:
-    attempt = current_attempt()
-    log(f"start {attempt.step_id}")
-
-
-async def hold() -> str:
-    started()
-    return "hold"
-
-
-async def inner() -> str:
-    started()
-    return "inner"
-
-
-def plain() -> str:
-    started()
-    return "plain"
-
-
-async def flaky() -> str:
-    started()
-    if current_attempt().number == 1:
-        raise ValueError("the first try fails")
-    return "retried"
 
 
 class SweepDefinition(WorkflowDefinition[str, str]):
@@ -101,22 +55,22 @@ class Sweep(WorkflowRuntime[str, str]):
     definition = SweepDefinition
 
     async def completion(self, event: WorkflowCompletionEvent) -> None:
-        log(f"completion {event.id} {event.status}")
+        LOG.write(f"completion {event.id} {event.status}")
         DELIVERED.set()
 
     def on_status_change(self, status: str) -> None:
-        log(f"status {status}")
+        LOG.write(f"status {status}")
 
 
 async def drive(path: Path) -> None:
     async with Engine(path, [Sweep], settings=SETTINGS) as engine:
         handle = engine.get(Sweep, "s-1")
         await handle.create("input")
-        log("acknowledged create")
+        LOG.write("acknowledged create")
         await handle.send("go", "payload", id="e-1")
-        log("acknowledged send")
-        log(f"result {await handle.result(timeout=20)}")
-        if not any(line.startswith("completion") for line in lines()):
+        LOG.write("acknowledged send")
+        LOG.write(f"result {await handle.result(timeout=20)}")
+        if not any(line.startswith("completion") for line in LOG.lines()):
             async with asyncio.timeout(20):
                 await DELIVERED.wait()
 
@@ -133,8 +87,8 @@ class Point:
         """A place of this kind: *what* is the statement or gate, *primitive* the step that it is about."""
         self.counts[kind] += 1
         if kind == self.kind and self.counts[kind] == self.number:
-            log(f"killed {what}|{kind.split()[0]}|{primitive or 'instance'}")
-            die()
+            LOG.write(f"killed {what}|{kind.split()[0]}|{primitive or 'instance'}")
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
         commit, open_gates, write = SqliteStore.commit, Committer._open, SqliteStore._write_batch
@@ -192,7 +146,7 @@ def run_child(folder: Path, point: Point) -> bool:
         try:
             asyncio.run(drive(folder / "sweep.db"))
         except BaseException as error:
-            log(f"error {error!r}")
+            LOG.write(f"error {error!r}")
             os._exit(1)
         (folder / "counts.json").write_text(json.dumps(point.counts))
         os._exit(0)
@@ -200,43 +154,24 @@ def run_child(folder: Path, point: Point) -> bool:
     return os.WIFEXITED(status)
 
 
-def recorded(path: Path) -> set[str]:
-    """The run steps whose success is durable."""
-    import apsw  # only here: the child must open its own connections
-
-    if not path.exists():
-        return set()
-    connection = apsw.Connection(str(path))
-    try:
-        return {row[0] for row in connection.execute("select step_id from attempts where state = 'succeeded'")}
-    except apsw.SQLError:
-        return set()  # Killed before the schema was there.
-    finally:
-        connection.close()
-
-
 def run_to(folder: Path, point: Point) -> tuple[bool, list[str]]:
     """One process up to this point; whether it was killed there, and what promise it broke."""
-    global LOG
-    LOG = folder / "log"
-    before, seen = recorded(folder / "sweep.db"), len(lines())
+    LOG.path = folder / "log"
+    before, seen = recorded(folder / "sweep.db"), len(LOG.lines())
     was_killed = not run_child(folder, point)
-    return was_killed, [f"{line} again" for line in lines()[seen:] if line.removeprefix("start ") in before]
-
-
-def lines() -> list[str]:
-    return LOG.read_text().splitlines() if LOG.exists() else []
+    return was_killed, repeated(LOG.lines(), seen, before)
 
 
 def judge(kills: int) -> tuple[list[str], list[str], list[str]]:
     """What was lost, what was done too often, and what else went wrong."""
-    count = Counter(lines())
-    lost = [] if count[f"result {EXPECTED}"] else [f"no result: {lines()[-3:]}"]
+    count = Counter(LOG.lines())
+    starts = Counter(name_of(line) for line in LOG.lines() if line.startswith("start "))
+    lost = [] if count[f"result {EXPECTED}"] else [f"no result: {LOG.lines()[-3:]}"]
     twice = []
     for step, tries in {"hold": 1, "outer": 1, "inner": 1, "plain": 1, "flaky": 2}.items():
         # Killed between the durable start of an attempt and its callback, the callback has not begun.
-        if not 1 <= count[f"start {step}"] <= tries + kills:
-            twice.append(f"{step} started {count[f'start {step}']} times with {kills} kills")
+        if not 1 <= starts[step] <= tries + kills:
+            twice.append(f"{step} started {starts[step]} times with {kills} kills")
     delivered = [line for line in count if line.startswith("completion")]
     if len(delivered) != 1 or "completed" not in delivered[0]:
         lost.append(f"completions: {delivered}")
@@ -276,7 +211,7 @@ def _strike(origin: Path, point: Point, kills: int, row: Row, filling: Filling) 
         was_killed, repeats = run_to(folder, point)
         if was_killed:
             # It may have ended before: how much goes into one commit depends on time.
-            killed = next(line.removeprefix("killed ") for line in reversed(lines()) if line.startswith("killed "))
+            killed = next(line.removeprefix("killed ") for line in reversed(LOG.lines()) if line.startswith("killed "))
             operation, place, primitives = killed.split("|")
             for primitive in primitives.split("+"):
                 filling.note(operation, place, primitive, point.number)

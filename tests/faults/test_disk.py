@@ -106,10 +106,7 @@ def test_a_second_engine_on_the_file_is_refused_or_takes_over_by_whatever_name(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "file",
-    ["-wal", "-shm"],
-)
+@pytest.mark.parametrize("file", ["-wal", "-shm"])
 def test_what_a_sender_is_told_after_the_log_or_its_index_was_deleted_is_true(
     file: str, two_engines: list[Row]
 ) -> None:

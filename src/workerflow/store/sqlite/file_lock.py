@@ -51,11 +51,6 @@ class FileLock:
         self.show([])
         return True
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this one has the lock."""
-        return self._memory is not None
-
     def __del__(self) -> None:
         self.release()  # An engine that nobody closed must not keep the file for as long as the process lives.
 
@@ -86,7 +81,7 @@ class FileLock:
 
         To find out it is taken for an instant, which may refuse one that begins just then: ask only if it matters.
         """
-        if self.is_held:
+        if self._memory is not None:
             return False
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             try:

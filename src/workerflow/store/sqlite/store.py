@@ -293,8 +293,6 @@ class SqliteStore:
 
     def _is_beside_owner(self) -> bool:
         """Whether another engine executes on the file, with another log or index than those that lie beside it."""
-        if self._lock.is_held:
-            return False
         marks = self._lock.shown()
         return bool(marks) and marks != _marks(self._log_identities()) and self._lock.is_held_by_another()
 
