@@ -765,6 +765,22 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> 
         os.waitpid(child, 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_lock_shows_is_taken_back_by_its_holder_and_not_by_a_forked_child(tmp_path: Path) -> None:
+    lock, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert other.shown() == []
+    assert lock.acquire()
+    lock.show([1, 2, 3, 4])
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (other.shown(), other.is_held_by_another(), lock.is_held_by_another()) == ([1, 2, 3, 4], True, False)
+    lock.release()
+    assert (other.shown(), other.is_held_by_another()) == ([], False)
+
+
 # Mail.
 
 

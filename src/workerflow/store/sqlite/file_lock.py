@@ -91,7 +91,12 @@ class FileLock:
         return False
 
     def release(self) -> None:
-        """Let go. A repeat does nothing."""
+        """Let go, and take the marks back. A repeat does nothing."""
+        self.show([])
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close this process's copy of the lock, and change nothing of what is left in the file."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -102,7 +107,7 @@ class FileLock:
 
 def _let_go_in_child() -> None:
     for lock in list(_LOCKS):
-        lock.release()
+        lock.let_go()  # What the memory says is the parent's to say.
 
 
 # Once for all locks: such a hook cannot be taken back.

@@ -317,11 +317,12 @@ class SqliteStore:
                 with suppress(apsw.Error):
                     writer.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             writer.close(keeps_log=index != self._identities[2])
-        self._is_reader_outdated = True
         if index != self._identities[2] and self._reader is not None:
+            # The next look for mail closes it.
             raise LogReplacedError(f"the -shm file of {self._path} was deleted, and is still in use for reading")
         self._writer = self._connect()
         self._writer.rows("schema_objects")  # Reading makes the files that are missing.
+        self._is_reader_outdated = True
         self._note_files()
         return self._writer
 
@@ -415,8 +416,8 @@ class SqliteStore:
 
     def _read(self, read: Callable[[Connection], ReadT]) -> ReadT:
         if self._reader is None or self._is_reader_outdated:
-            self._close_reader()
             self._check_same_file()
+            self._close_reader()
             self._reader = self._connect()
         try:
             return read(self._reader)
